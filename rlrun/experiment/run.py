@@ -1,39 +1,24 @@
 """One run of one experiment: build, iterate, report, save, stop; and resuming a run.
 
 Owns the order of these steps. It must not know their details: the algorithm trains, the sinks
-report, the checkpoint folder stores. The trials of a sweep take the same steps (sweep/trial.py).
+report, `RunCheckpoints` saves. The trials of a sweep take the same steps (sweep/trial.py).
 
     result      dict of one iteration (algorithms/result.py)
     row         the same as plain JSON values (data/results.py)
 """
 
-import copy
 import logging
 import os
 import secrets
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.checkpoint.checkpoint import (
-    Checkpoint,
-    CheckpointWriteError,
-    restore_checkpoint,
-    take_checkpoint,
-)
-from rlrun.checkpoint.checkpoint_folder import (
-    CHECKPOINTS,
-    CheckpointFolder,
-    Pace,
-    checkpoint_at,
-    directory_name,
-    newest_checkpoint,
-    score_by,
-)
+from rlrun.checkpoint.checkpoint import Checkpoint, restore_checkpoint
+from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, checkpoint_at, newest_checkpoint
 from rlrun.checkpoint.files import replace_text
 from rlrun.checkpoint.initial_weights import with_links_followed
 from rlrun.config.builder import GivenExperiment, given_experiment
@@ -63,14 +48,8 @@ from rlrun.experiment.report.sinks import (
     read_rows,
     repair,
 )
-from rlrun.experiment.run_folder import (
-    FolderLostError,
-    RunFolder,
-    RunFolderError,
-    RunLog,
-    in_shell,
-    is_checkpoint,
-)
+from rlrun.experiment.run_checkpoints import RunCheckpoints
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, in_shell, is_checkpoint
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
 
@@ -78,8 +57,6 @@ if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
 log = logging.getLogger(__name__)
-
-_CHECKPOINT_EVERY_S = 60.0  # with `every: auto`
 
 
 def run_experiment(
@@ -253,34 +230,25 @@ class RunSession:
         address: str | None,
         console: ConsoleStyle | None,
     ) -> None:
-        self.experiment, self.folder, self.resumed = experiment, folder, checkpoint
-        self.address, self._config_yaml = address, signed_yaml(experiment)
+        self.experiment, self.resumed, self.address = experiment, checkpoint, address
+        self._config_yaml = signed_yaml(experiment)
         smoothing = experiment.report.smoothing_episodes
         self.stop = StopCriteria(experiment.stop, smoothing_episodes=smoothing)
         wanted = any(spec.use == CONSOLE for spec in experiment.report.sinks)
         self.style: ConsoleStyle = console or (choose_style() if wanted else "quiet")
-        self.checkpoints = self._checkpoints_of(folder)
+        self.checkpoints = RunCheckpoints(experiment, folder, self._config_yaml, self._warn_once)
         # The last result, of an earlier session at first.
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
         self.warned: set[str] = set()
         """Files that could not be written and that the console has warned of."""
         self.console: RunConsole
-        self._writing, self._holding = Pace(_CHECKPOINT_EVERY_S), Pace(0.0)
-        self._held: Checkpoint | None = None
-        """The state after an iteration since the newest checkpoint, for a run that fails."""
         self._process_id = os.getpid()
-        self._refused = False
-        """Whether the run folder has refused that state."""
-        # Not twice in memory where it holds the replay buffers.
-        self._stores_replay = experiment.replay.store_in_checkpoints
-        self._may_hold = experiment.checkpoint.every is not None and not self._stores_replay
 
-    def _checkpoints_of(self, folder: RunFolder) -> CheckpointFolder:
-        settings = self.experiment.checkpoint
-        smoothing = self.experiment.report.smoothing_episodes
-        score = score_by(settings.metric, settings.mode, smoothing_episodes=smoothing)
-        return CheckpointFolder(folder.checkpoints, keep=settings.keep, score=score)
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, or the one in which `rescue` has saved the run."""
+        return self.checkpoints.folder
 
     def go(
         self, run_log: RunLog, overrides: Sequence[str], loaded: Loaded | None
@@ -358,8 +326,9 @@ class RunSession:
             restore_checkpoint(algorithm, self.resumed)
         self.write_config()
         if own := self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
-            self.checkpoints.set_aside_after(self.resumed.iteration)
-            if "replay" in algorithm.optional_sections and not self._stores_replay:
+            self.checkpoints.files.set_aside_after(self.resumed.iteration)
+            stores_replay = experiment.replay.store_in_checkpoints
+            if "replay" in algorithm.optional_sections and not stores_replay:
                 log.warning("the replay buffer is filled anew (replay.store_in_checkpoints: false)")
         repair(self.folder.metrics, self.resumed.row if self.resumed else None, whole=own)
         return algorithm
@@ -375,7 +344,7 @@ class RunSession:
                     interrupts.cause = "the loop over the results was left"
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
         if result is not None and (wanted or not self.folder.is_there()):
-            self.save(algorithm, result, must=True)
+            self.save(algorithm, result)
         for sink in self.sinks:
             if isinstance(sink, JsonlSink):
                 sink.finish()
@@ -386,60 +355,26 @@ class RunSession:
         with algorithm.timers.phase("report"):
             row = self._report(result)
         with algorithm.timers.phase("checkpoint"):
-            if self._is_due(result) or not self.folder.is_there():
-                with self._writing.timed():
-                    self.save(algorithm, result)
-            elif self._may_hold and self._holding.is_due():
-                with self._holding.timed(), suppress(CheckpointWriteError):
-                    self._held = copy.deepcopy(self._taken(algorithm, result))
+            self._show_saved(self.checkpoints.end_iteration(algorithm, result))
         return row
 
     def check_keys(self, result: Row) -> None:
         """Raise InputError if a setting names a key that the results do not have."""
         self.stop.check_keys(result, [("checkpoint.metric", self.experiment.checkpoint.metric)])
 
-    def _taken(self, algorithm: "Algorithm", result: dict[str, Any]) -> Checkpoint:
-        return take_checkpoint(algorithm, result, self._config_yaml)
+    def save(self, algorithm: "Algorithm", result: dict[str, Any]) -> None:
+        """Write a checkpoint, unless it exists."""
+        self._show_saved(self.checkpoints.save(algorithm, result, must=True))
 
-    def _is_due(self, result: dict[str, Any]) -> bool:
-        every = self.experiment.checkpoint.every
-        if every == "auto":
-            return self._writing.is_due()
-        return every is not None and result["training_iteration"] % every == 0
+    def _show_saved(self, path: Path | None) -> None:
+        if path is not None:
+            best = self.checkpoints.best
+            self.console.saved(path.name, None if best is None else best.name)
 
     def rescue(self) -> None:
-        """Write the last state that was held in memory, as the run cannot go on from its own.
-
-        If the run folder does not take it, a new one does, beside it or with the temporary files.
-        """
-        held, newest = self._held, self.checkpoints.newest
-        takes_it = not self._refused and self.folder.is_there()
-        if held is None or (takes_it and newest is not None and newest >= held.iteration):
-            return
-        try:
-            if takes_it:
-                self.checkpoints.save(held)
-                return
-        except CheckpointWriteError as error:
-            log.warning("%s", error)
-        for home in (self.folder.home.parent, Path(tempfile.gettempdir())):
-            try:
-                self._move(home, held)
-                return
-            except (OSError, CheckpointWriteError) as error:
-                log.info("%s: %s", home, _in_words(error))
-
-    def _move(self, home: Path, state: Checkpoint) -> None:
-        """Make a folder of this run in ``home`` to resume from, with the state as checkpoint."""
-        metrics = b"".join(sink.content() for sink in self.sinks if isinstance(sink, JsonlSink))
-        folder = self.folder.duplicate(home, self._config_yaml, metrics)
-        checkpoints = self._checkpoints_of(folder)
-        try:
-            checkpoints.save(state)
-        except CheckpointWriteError:
-            folder.discard()
-            raise
-        self.folder, self.checkpoints = folder, checkpoints
+        """Save the last state held in memory, as the algorithm's own may be half updated."""
+        sinks = [sink for sink in self.sinks if isinstance(sink, JsonlSink)]
+        self.checkpoints.rescue(lambda: b"".join(sink.content() for sink in sinks))
 
     def _report(self, result: dict[str, Any]) -> Row:
         if self.last_row is None:
@@ -463,31 +398,6 @@ class RunSession:
         log.warning("%s: %s; the run continues without it", type(sink).__name__, _in_words(error))
         log.info("its traceback:", exc_info=error)
         self._close_sink(sink)
-
-    def save(self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False) -> None:
-        """Write a checkpoint, unless it exists; a full disk ends the run only with ``must``.
-
-        A run whose folder has disappeared, or cannot be written any more, ends in any case.
-        """
-        is_there = self.folder.is_there()
-        if is_there and self.checkpoints.newest == result["training_iteration"]:
-            return
-        state: Checkpoint | None = None
-        try:
-            state = self._taken(algorithm, result)
-            if not is_there:
-                raise FolderLostError(f"{self.folder.path}: the run folder has disappeared")
-            path = self.checkpoints.save(state)
-        except CheckpointWriteError as error:
-            if must or error.is_lasting:
-                if state is not None:
-                    self._held, self._refused = state, True
-                raise
-            self._warn_once("checkpoints", str(error))
-            return
-        log.info("checkpoint %s after %s env steps", path.name, result["env_steps"])
-        best = self.checkpoints.best
-        self.console.saved(path.name, None if best is None else directory_name(best))
 
     def _warn_once(self, of: str, text: str) -> None:
         """Warn about a failed write, once on the console, each time in the log."""
@@ -531,7 +441,7 @@ class RunSession:
         if newest is None:
             return f"the run failed before its first checkpoint; {told}"
         return (
-            f"the run failed, {told}; checkpoint {directory_name(newest)} is valid: "
+            f"the run failed, {told}; checkpoint {newest.name} is valid: "
             f"{RunFolder.RESUME} {in_shell(self.folder.path)}"
         )
 
@@ -589,8 +499,8 @@ class RunSession:
             reason=reason,
             folder=self.folder.path,
             result=self.last_row,
-            checkpoint=None if newest is None else home / directory_name(newest),
-            best_checkpoint=None if best is None else home / directory_name(best),
+            checkpoint=None if newest is None else home / newest.name,
+            best_checkpoint=None if best is None else home / best.name,
         )
 
 

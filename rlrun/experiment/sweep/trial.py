@@ -17,7 +17,7 @@ from ray import tune
 
 from rlrun.actors.runner_host import errors_for_the_driver
 from rlrun.checkpoint.checkpoint import Checkpoint, read_checkpoint
-from rlrun.checkpoint.checkpoint_folder import directory_name, newest_checkpoint
+from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.checkpoint.initial_weights import with_paths_from
 from rlrun.config import registry
 from rlrun.config.problems import InputError
@@ -79,8 +79,8 @@ class TrialRun(RunSession):
         try:
             self.algorithm = self.build(stack)
             if take_over is not None:
-                self.checkpoints.forget_from(take_over.iteration)
-                self.save(self.algorithm, take_over.row, must=True)
+                self.checkpoints.files.forget_from(take_over.iteration)
+                self.save(self.algorithm, take_over.row)
         except BaseException as error:
             self.note_failure(error)
             raise
@@ -99,9 +99,8 @@ class TrialRun(RunSession):
     def saved(self) -> Path | None:
         """The newest checkpoint, written now unless the run is done; None if there is none."""
         if self.last_row is not None and not self.done:
-            self.save(self.algorithm, self.last_row, must=True)
-        newest = self.checkpoints.newest
-        return None if newest is None else self.folder.checkpoints / directory_name(newest)
+            self.save(self.algorithm, self.last_row)
+        return self.checkpoints.newest
 
     def close(self, outcome: str, reason: str) -> None:
         """End the session, with a last checkpoint if wanted, and close everything."""
@@ -109,7 +108,7 @@ class TrialRun(RunSession):
             wanted = self.experiment.checkpoint.at_end or outcome == "interrupted"
             try:
                 if wanted and self.last_row is not None and not self._was_done:
-                    self.save(self.algorithm, self.last_row, must=True)
+                    self.save(self.algorithm, self.last_row)
             except BaseException as error:
                 self.note_failure(error)
                 raise
