@@ -87,7 +87,7 @@ def run_experiment(
     results = iterate_experiment(
         experiment, overrides, run_dir=run_dir, resume=resume, address=address, console=console
     )
-    return _drained(results)
+    return _outcome_of(results)
 
 
 def iterate_experiment(
@@ -99,12 +99,11 @@ def iterate_experiment(
     address: str | None = None,
     console: ConsoleStyle | None = None,
 ) -> Generator[Row, None, RunOutcome]:
-    """Train like `run_experiment`, and yield the result of each iteration when it is reported.
+    """Train like `run_experiment`, and yield the result of each iteration once it is reported.
 
-    The time between two results counts in the second. A loop that is left early ends the run as
-    Ctrl-C does, with a checkpoint, as soon as the generator is closed or no longer referenced; the
-    run can be resumed. The arguments and errors are those of `run_experiment`, and the generator
-    returns what that does.
+    Arguments, errors and the generator's return value are those of `run_experiment`. The time
+    between two results counts towards the second. Leaving the loop early ends the run as Ctrl-C
+    does, with a checkpoint to resume from, as soon as the generator is closed or garbage collected.
     """
     console = known_style(console)
     experiment, loaded = given_experiment(experiment, overrides)
@@ -121,7 +120,7 @@ def iterate_experiment(
         except OSError:
             folder.discard()
             raise
-        return (yield from session.go(run_log, overrides, loaded))
+        return (yield from session.run(run_log, overrides, loaded))
 
 
 def resume_experiment(
@@ -140,7 +139,7 @@ def resume_experiment(
     ``overrides`` move its stop.
 
     Args:
-        run: the run's folder; or one checkpoint, from which a new run goes on, with its settings.
+        run: the run's folder; or one checkpoint, from which a new run continues with its settings.
         run_dir: the exact folder of that new run.
         trust: import the code that the run names, even if this user has not signed it.
 
@@ -157,7 +156,7 @@ def resume_experiment(
         )
     else:
         folder = RunFolder.open(Path(run))
-    return _drained(_resumed(folder, overrides, address=address, console=console, trust=trust))
+    return _outcome_of(_resumed(folder, overrides, address=address, console=console, trust=trust))
 
 
 def _resumed(
@@ -180,11 +179,11 @@ def _resumed(
         except (ConfigError, InputError):
             folder.withdraw_session()
             raise
-        return (yield from session.go(run_log, overrides, loaded))
+        return (yield from session.run(run_log, overrides, loaded))
 
 
-def _drained(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
-    """The outcome of a run that is iterated to its end."""
+def _outcome_of(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
+    """Iterate a run to its end; returns its outcome."""
     while True:
         try:
             next(results)
@@ -220,7 +219,7 @@ def iterate(
 
 
 class RunSession:
-    """One session of a run in its folder, used once: by ``go``, or step by step."""
+    """One session of a run in its folder, used once: by `run`, or step by step."""
 
     def __init__(
         self,
@@ -241,7 +240,7 @@ class RunSession:
         self.last_row: Row | None = checkpoint.row if checkpoint else None
         self.sinks: list[Sink] = []
         self.warned: set[str] = set()
-        """Files that could not be written and that the console has warned of."""
+        """Names of failed writes that the console has warned of."""
         self.console: RunConsole
         self._process_id = os.getpid()
 
@@ -250,10 +249,10 @@ class RunSession:
         """The run folder, or the one in which `rescue` has saved the run."""
         return self.checkpoints.folder
 
-    def go(
+    def run(
         self, run_log: RunLog, overrides: Sequence[str], loaded: Loaded | None
     ) -> Generator[Row, None, RunOutcome]:
-        """Run until the end; however it ends, the outcome is noted and everything is closed."""
+        """Train to the end; however the session ends, note the outcome and close everything."""
         with ExitStack() as stack:
             self.begin(stack, run_log, overrides)
             for problem in loaded.warnings if loaded else ():
@@ -271,7 +270,7 @@ class RunSession:
                     if isinstance(error, ConfigError) and loaded is not None:
                         raise loaded.placed(error) from error
                     raise
-                outcome = self._ended(interrupts)
+                outcome = self._outcome_at_end(interrupts)
             self.note_end(outcome.end, outcome.reason)
             self.console.close()
             self.console.summary(summary_lines(outcome, self.stop))
@@ -303,7 +302,7 @@ class RunSession:
         parts = algorithm.progress, algorithm.env_runner_group, algorithm.evaluator
         interrupts.defer(*(part.interrupt for part in parts))
         yield from self._iterate(algorithm, interrupts)
-        return self._ended(interrupts)
+        return self._outcome_at_end(interrupts)
 
     def build(self, stack: ExitStack) -> "Algorithm":
         """Make the algorithm and the sinks; ``stack`` closes them."""
@@ -315,7 +314,7 @@ class RunSession:
         return algorithm
 
     def _build_algorithm(self, stack: ExitStack) -> "Algorithm":
-        """Make the algorithm and restore the checkpoint; only then change files of the folder."""
+        """Make the algorithm, restore the checkpoint, and only then change files of the folder."""
         runners = self.experiment.env_runners.num_env_runners
         self.console.status(f"starting {runners} env runners" if runners else "starting")
         experiment = self.experiment if self.resumed is None else self.experiment.begun
@@ -336,10 +335,10 @@ class RunSession:
     def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> Iterator[Row]:
         result: dict[str, Any] | None = None
         for result in iterate(algorithm, self.stop, interrupts.look):
-            row = self.take(algorithm, result)
+            row = self.end_iteration(algorithm, result)
             try:
                 yield row
-            except GeneratorExit:  # to save as after a signal, and then end
+            except GeneratorExit:  # the session ends as after a signal, with a checkpoint
                 if not self.done:
                     interrupts.cause = "the loop over the results was left"
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
@@ -349,8 +348,8 @@ class RunSession:
             if isinstance(sink, JsonlSink):
                 sink.finish()
 
-    def take(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
-        """Report an iteration's result, and write a checkpoint if one is due; returns its row."""
+    def end_iteration(self, algorithm: "Algorithm", result: dict[str, Any]) -> Row:
+        """Report an iteration's result and save a checkpoint if one is due; returns the row."""
         end_forked_copy(self._process_id)
         with algorithm.timers.phase("report"):
             row = self._report(result)
@@ -390,17 +389,17 @@ class RunSession:
                 self._warn_once(type(sink).__name__, _in_words(error))
             except Exception as error:
                 self._set_aside(sink, error)
-        return dict(row)  # which a caller may change
+        return dict(row)  # a copy, which the caller may change
 
     def _set_aside(self, sink: Sink, error: Exception) -> None:
-        """Go on without a sink of the user's that has raised."""
+        """Close a sink that has raised, and continue without it."""
         self.sinks.remove(sink)
         log.warning("%s: %s; the run continues without it", type(sink).__name__, _in_words(error))
         log.info("its traceback:", exc_info=error)
         self._close_sink(sink)
 
     def _warn_once(self, of: str, text: str) -> None:
-        """Warn about a failed write, once on the console, each time in the log."""
+        """Warn of a failed write: the first time on the console, later only in the log."""
         if of in self.warned:
             log.info("again: %s: %s", of, text)
             return
@@ -437,26 +436,26 @@ class RunSession:
         newest = self.checkpoints.newest
         if not self.folder.is_there():
             return "the run failed, and its last state could not be written anywhere"
-        told = f"see {self.folder.path / self.folder.log.name}"
+        see_log = f"see {self.folder.path / self.folder.log.name}"
         if newest is None:
-            return f"the run failed before its first checkpoint; {told}"
+            return f"the run failed before its first checkpoint; {see_log}"
         return (
-            f"the run failed, {told}; checkpoint {newest.name} is valid: "
+            f"the run failed, {see_log}; checkpoint {newest.name} is valid: "
             f"{RunFolder.RESUME} {in_shell(self.folder.path)}"
         )
 
     @property
     def done(self) -> bool:
-        """Whether the last result, also of an earlier session, has reached the stop."""
+        """Whether the last result, possibly of an earlier session, meets a stop criterion."""
         return bool(self.stop.reached(self.last_row or {}))
 
     def stop_reason(self) -> str:
-        """The criteria that the last result has reached, as text; possibly empty."""
+        """The stop criteria that the last result meets, as text; empty if there are none."""
         return ", ".join(map(str, self.stop.reached(self.last_row or {})))
 
     def _note_error(self, error: BaseException) -> None:
         before = self.resumed.row if self.resumed else None
-        if getattr(error, "exit_code", None) == 2 and self.last_row is before:  # it never began
+        if getattr(error, "exit_code", None) == 2 and self.last_row is before:  # nothing trained
             log.info("refused", exc_info=error)
             self.folder.withdraw_session()
         else:
@@ -464,7 +463,7 @@ class RunSession:
             error.add_note(self._how_to_resume())
 
     def note_failure(self, error: BaseException) -> None:
-        """Write the traceback to the log, the reason to meta.json, and the last state held."""
+        """Write the traceback to the log, the reason to meta.json, and the state held in memory."""
         end_forked_copy(self._process_id)
         log.error("the run failed", exc_info=error)
         first, reason = self.folder, f"{type(error).__name__}: {error}"
@@ -486,7 +485,7 @@ class RunSession:
         except OSError as error:
             log.warning("meta.json: %s", error.strerror or error)
 
-    def _ended(self, interrupts: Interrupts) -> RunOutcome:
+    def _outcome_at_end(self, interrupts: Interrupts) -> RunOutcome:
         if interrupts.cause is not None:
             return self._outcome("interrupted", interrupts.cause)
         return self._outcome("finished", self.stop_reason())

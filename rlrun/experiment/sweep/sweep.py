@@ -108,7 +108,7 @@ def run_sweep(
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, signed_yaml(experiment))
         table = planned.new_table(folder)
-        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, overrides)
+        return _Sweep(experiment, folder, table, planned, address, console).run(run_log, overrides)
 
 
 def resume_sweep(
@@ -155,7 +155,7 @@ def _resumed(
             table = planned.new_table(folder)
         if overrides:
             _move_stop(folder, table, experiment)
-        return _Sweep(experiment, folder, table, planned, address, console).go(run_log, overrides)
+        return _Sweep(experiment, folder, table, planned, address, console).run(run_log, overrides)
 
 
 def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig) -> None:
@@ -279,7 +279,7 @@ class _Sweep:
         self.style: ConsoleStyle = console or choose_style()
         self.console: SweepConsole
 
-    def go(self, run_log: RunLog, overrides: Sequence[str]) -> SweepOutcome:
+    def run(self, run_log: RunLog, overrides: Sequence[str]) -> SweepOutcome:
         """Run until the end; however it ends, the outcome is noted and everything is closed."""
         with ExitStack() as stack:
             self.folder.begin_session(resumed_from=None, overrides=overrides)

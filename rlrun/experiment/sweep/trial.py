@@ -94,7 +94,7 @@ class TrialRun(RunSession):
 
     def advance(self) -> Row:
         """Run and report one iteration, and write a checkpoint if one is due."""
-        return self.take(self.algorithm, self.algorithm.train())
+        return self.end_iteration(self.algorithm, self.algorithm.train())
 
     def saved(self) -> Path | None:
         """The newest checkpoint, written now unless the run is done; None if there is none."""
