@@ -1,7 +1,7 @@
-"""Policies: what an algorithm has of each of its policies, whether there is one or several.
+"""Policies: everything that an algorithm has for each of its policies, one or several.
 
 Owns settings, learners, custom policies, connectors and acting weights, all by policy
-id, and which policies learn and which come and go. Must not know how anything is sampled or
+id, which policies learn, and adding and removing policies. Must not know how anything is sampled or
 counted. The only policy of a single agent has the id `default_policy`.
 """
 
@@ -39,26 +39,26 @@ State = dict[str, Any]
 
 
 class DivergedError(RuntimeError):
-    """A loss, a gradient or a weight is not a finite number any more."""
+    """A loss, a gradient or a weight is no longer a finite number."""
 
     exit_code = 1
 
 
 class Policies(Mapping[str, PolicySettings]):
-    """Policy id -> settings, and what belongs to a policy beside them.
+    """Policy id -> settings; everything else that belongs to a policy is in the attributes.
 
     Attributes:
-        settings: what each policy is made from; all mappings here have policy ids as keys.
-        several: whether `multi_agent.policies` names policies, so that more can be added.
-        agents: names of all agents that may act; none where the environment has a single one.
-        spaces: the environment's observation and action space, as the policy's agents have them.
-        connectors: the training process's own.
+        settings: of each policy; all mappings here have policy ids as keys.
+        several: whether `multi_agent.policies` names policies, so that others can be added.
+        agents: names of all agents that may act; empty for environments with a single agent.
+        spaces: observation and action space of the policy's agents, as in the environment.
+        connectors: the training process's.
         learners: one for each policy that is a network.
         custom: policies that the user has written, which learn by `Policy.learn_on_batch`.
-        reads: which columns of train batches were read, and which are left out therefore.
-        acting_weights: what env runners act with from the next request on.
+        reads: which columns of train batches were read, and so which are left out.
+        acting_weights: weights that env runners act with from the next request on.
         weights_version: number of updates of `acting_weights`.
-        before_learning: called with a policy's id and its train batch, behind learner connectors.
+        before_learning: called with a policy's id and its train batch after learner connectors.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -79,7 +79,7 @@ class Policies(Mapping[str, PolicySettings]):
         self.before_learning: Callable[[str, SampleBatch], None] | None = None
         self._seed = config.seed or 0
         self._learner_connectors: dict[str, list[LearnerConnector]] = {}
-        self._rows: dict[str, Any] = {}  # of the result, for policies without a learner's step
+        self._rows: dict[str, Any] = {}  # of the result, for policies without a gradient step here
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
         return self.settings[policy_id]
@@ -97,10 +97,10 @@ class Policies(Mapping[str, PolicySettings]):
         agents: Sequence[str],
         make_learner: Callable[[str], Learner],
     ) -> None:
-        """Make connectors, learners and custom policies; the settings are there before.
+        """Make connectors, learners and custom policies.
 
         Args:
-            spec: what env runners are built from.
+            spec: the one that env runners are built from.
             spaces: the environment's, by policy.
             make_learner: makes a policy's learner, given its id.
         """
@@ -121,17 +121,17 @@ class Policies(Mapping[str, PolicySettings]):
             self.custom[policy_id] = custom_policy(settings, *self.module_spaces(policy_id))
 
     def stop(self) -> None:
-        """End the processes of learners, where they have some."""
+        """Stop the learners' processes, if they have any."""
         for learner in self.learners.values():
             learner.stop()
 
     @property
     def masked(self) -> bool:
-        """Whether any observations say which actions are allowed."""
+        """Whether any policy's observations have an action mask."""
         return any(has_action_mask(observations) for observations, _ in self.spaces.values())
 
     def module_spaces(self, policy_id: str) -> Spaces:
-        """Observation and action space of the policy itself, between its connectors."""
+        """Observation and action space of the policy itself, on its side of the connectors."""
         return self.connectors.module_spaces(policy_id)
 
     # -- learning ------------------------------------------------------------------------------
@@ -142,16 +142,16 @@ class Policies(Mapping[str, PolicySettings]):
         return [policy_id for policy_id in self.learners if self.settings[policy_id].train]
 
     def is_policy_to_train(self, policy_id: str, batch: MultiAgentBatch | None = None) -> bool:
-        """Whether a policy learns: from this train batch, or at present if none is given."""
+        """Whether a policy learns from this train batch, or learns at present if none is given."""
         if policy_id not in self.settings or not self.settings[policy_id].train:
             return False
         return self._to_train is None or bool(self._to_train(policy_id, batch))
 
     def _connected(self, policy_id: str, batch: SampleBatch) -> SampleBatch | None:
-        """A policy's train batch behind its learner connectors; None if they leave no rows.
+        """A policy's train batch after its learner connectors; None if they leave no rows.
 
         Raises:
-            ValueError: columns have not as many rows as others any more.
+            ValueError: a connector or callback has left columns of different lengths.
         """
         specs = self.settings[policy_id].training.learner_connectors
         for spec, connector in zip(specs, self._connectors_of(policy_id), strict=True):
@@ -173,7 +173,7 @@ class Policies(Mapping[str, PolicySettings]):
     def train_batches(
         self, batch: MultiAgentBatch, progress: Progress
     ) -> Iterator[tuple[str, SampleBatch]]:
-        """Each network's policy id and part of the batch; custom policies learn here."""
+        """Each network's policy id and part of a batch; custom policies learn from theirs here."""
         for policy_id, settings in list(self.settings.items()):  # callbacks may add and remove some
             if not settings.train or policy_id not in self.settings:
                 continue
@@ -201,13 +201,13 @@ class Policies(Mapping[str, PolicySettings]):
         self._rows[policy_id] = row
 
     def learner_results(self, learners: Any) -> dict[str, Any]:
-        """The `learners` part of an iteration's result, completed by policies without a step.
+        """The `learners` part of an iteration's result, with the rows that `learners` lacks.
 
         Args:
-            learners: what `training_step` has returned.
+            learners: the return value of `training_step`.
 
         Raises:
-            TypeError: it has returned something else.
+            TypeError: it is not a mapping.
         """
         if not isinstance(learners, Mapping):
             message = "training_step() must return a dict, policy id -> its learner's results"
@@ -222,13 +222,13 @@ class Policies(Mapping[str, PolicySettings]):
     def require_finite(self, learners: Mapping[str, Any], iteration: int) -> None:
         """Raise unless losses, gradients and weights are finite numbers after an iteration.
 
-        Nothing of such an iteration is kept, so the last checkpoint stays one to go on from.
+        Nothing of such an iteration is saved, so training can resume from the last checkpoint.
 
         Args:
             learners: the iteration's results by policy.
 
         Raises:
-            DivergedError: with the statistic, the policy and what to try.
+            DivergedError: names the statistic, the policy and what to try.
         """
         for policy_id, learner in self.learners.items():
             statistics = learners.get(policy_id, {}).get("learner_stats", {})
@@ -249,11 +249,11 @@ class Policies(Mapping[str, PolicySettings]):
                 )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:
-        """Decide what is left out of train batches, for policies that learned for the first time.
+        """Leave unread columns out of the batches of policies that have learned for the first time.
 
         Args:
             learners: the iteration's results by policy.
-            columns_read: kept in any case; of a policy that never learns only what was read.
+            columns_read: always kept, except for policies that never learn.
         """
         kept = {}
         for policy_id, settings in self.settings.items():
@@ -264,23 +264,23 @@ class Policies(Mapping[str, PolicySettings]):
         self.reads.settle(kept)
 
     def modules(self) -> MultiAgentRLModule:
-        """The networks of all policies that have one, as they learn."""
+        """The networks that learn, of all policies that have one."""
         return MultiAgentRLModule({name: made.module for name, made in self.learners.items()})
 
     # -- weights -------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Act with the present weights from the next request on, under a new version."""
+        """Act with the present weights from the next request on, as a new version."""
         self.acting_weights = self.present_weights()
         self.weights_version += 1
 
     def present_weights(self) -> dict[str, Any]:
-        """The weights as learned so far; a network's are one flat vector."""
+        """The present weights; a network's are one flat vector."""
         weights: dict[str, Any] = {}
         for policy_id, learner in self.learners.items():
             weights[policy_id] = learner.get_weights()
         for policy_id, policy in self.custom.items():
-            # A copy: a policy may change in place what it hands out, and would change the past.
+            # A copy: a policy may return its own arrays, and later change them in place.
             weights[policy_id] = copy.deepcopy(policy.get_weights())
         return weights
 
@@ -293,7 +293,7 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def buffer_names(self) -> set[str]:
-        """The names in `named_weights` that belong to buffers."""
+        """Names in `named_weights` that are buffers."""
         return {
             f"{policy_id}/{name}"
             for policy_id, learner in self.learners.items()
@@ -333,7 +333,7 @@ class Policies(Mapping[str, PolicySettings]):
             self.learners[policy_id].load_named_weights(weights)
 
     def match(self, state: Mapping[str, Any], remove: Callable[[str], None]) -> None:
-        """Have the policies of a state, with `remove` for those that it lacks."""
+        """Add the policies that a state has, and call `remove` for those that it lacks."""
         for policy_id in [name for name in self if name not in state["ids"]]:
             remove(policy_id)
         for policy_id, made in state["added"].items():
@@ -341,7 +341,7 @@ class Policies(Mapping[str, PolicySettings]):
                 self.add(policy_id, str(made["like"]), bool(made["train"]))
 
     def remove(self, policy_id: str) -> None:
-        """Drop a policy that was added; ValueError for any other."""
+        """Remove a policy that was added; raises ValueError for any other."""
         if policy_id not in self.settings:
             raise ValueError(f"there is no policy {policy_id!r}")
         if self.settings[policy_id].like is None:
@@ -407,11 +407,11 @@ class CentralConnectors:
     """The training process's connectors, by policy; they merge what the runners' have learned.
 
     Args:
-        policies: what each policy is made from.
+        policies: settings of each policy.
         spaces: the environment's, by policy.
 
     Attributes:
-        merges: whether what runners have learned is merged.
+        merges: whether statistics of the runners are merged.
         sends: whether the merged statistics go to runners with each request.
     """
 
@@ -432,17 +432,17 @@ class CentralConnectors:
         return RunnerConnectors(self._spec, *spaces, policy=settings)
 
     def module_spaces(self, policy_id: str) -> Spaces:
-        """What the policy's network sees, and what it acts in."""
+        """The observation and action space of the policy itself."""
         connectors = self._by_policy[policy_id]
         return connectors.observations.output_space, connectors.action_space
 
     def add(self, policy_id: str, like: str) -> None:
-        """Make connectors for a policy, with the statistics of another one's."""
+        """Make a policy's connectors, with the statistics of another policy's."""
         self._by_policy[policy_id] = self._made(policy_id)
         self._by_policy[policy_id].set_state(self._by_policy[like].get_state())
 
     def remove(self, policy_id: str) -> None:
-        """Drop a policy's."""
+        """Remove a policy's connectors."""
         del self._by_policy[policy_id]
 
     def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
@@ -461,7 +461,7 @@ class CentralConnectors:
 
 
 class LearnerConnector(Protocol):
-    """Code of `training.learner_connectors`."""
+    """An object that `training.learner_connectors` names."""
 
     def __call__(self, batch: SampleBatch) -> SampleBatch:
         """The train batch to learn from."""
@@ -469,7 +469,7 @@ class LearnerConnector(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be written into a checkpoint."""
+    """An object whose state can be saved in checkpoints."""
 
     def get_state(self) -> State:
         """Plain numbers, text, arrays, and dicts and lists of them."""
@@ -479,12 +479,12 @@ class Stateful(Protocol):
 
 
 Part = Stateful | nn.Module | Optimizer
-"""A part of an algorithm that its checkpoints hold. A method ``forget(policy_id)``, if it has one,
-drops what belongs to a policy that has been removed."""
+"""A part of an algorithm that is saved in checkpoints. A method ``forget(policy_id)``, if it has
+one, drops what belongs to a removed policy."""
 
 
 def as_stateful(name: str, part: Part) -> Stateful:
-    """The part, or the ``state_dict`` of a module or an optimizer of torch.
+    """The part itself, or an adapter of a torch module or optimizer.
 
     Raises:
         TypeError: it has no state.
@@ -495,7 +495,7 @@ def as_stateful(name: str, part: Part) -> Stateful:
 
 
 class _StateDict:
-    """A module or an optimizer of torch as a part of an algorithm, by its ``state_dict``."""
+    """A torch module or optimizer as a `Stateful`, by its ``state_dict``."""
 
     def __init__(self, owner: nn.Module | Optimizer) -> None:
         self._owner: Any = owner
@@ -511,7 +511,7 @@ class _StateDict:
 
 
 def _mapped(nest: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Nested dicts, lists and tuples with all leaves of a type changed."""
+    """Nested dicts, lists and tuples with ``change`` applied to all leaves of a type."""
     if isinstance(nest, Mapping):
         return {key: _mapped(value, kind, change) for key, value in nest.items()}
     if isinstance(nest, list | tuple):
@@ -523,13 +523,13 @@ Kept = TypeVar("Kept", bound=Stateful)
 
 
 class ByPolicy(dict[str, Kept]):
-    """Policy id -> what an algorithm keeps beside the learner: a target network, a coefficient.
+    """Policy id -> what an algorithm has besides the learner: a target network, a coefficient.
 
-    Made when it is first asked for, since policies come and go.
+    Values are made when they are first asked for, since policies come and go.
 
     Args:
-        make: makes it, given the id.
-        policies: for which it is made at once.
+        make: makes a policy's value, given its id.
+        policies: policies for which values are made at once.
     """
 
     def __init__(self, make: Callable[[str], Kept], policies: Iterable[str] = ()) -> None:
@@ -542,11 +542,11 @@ class ByPolicy(dict[str, Kept]):
         return made
 
     def forget(self, policy_id: str) -> None:
-        """Drop what is kept of a policy; a later one of the same id begins afresh."""
+        """Drop a policy's value; a later policy of the same id gets a new one."""
         self.pop(policy_id, None)
 
     def get_state(self) -> State:
-        """All states, by policy."""
+        """The states of all values, by policy."""
         return {policy_id: kept.get_state() for policy_id, kept in self.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

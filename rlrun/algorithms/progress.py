@@ -1,7 +1,6 @@
-"""Progress: how far a run has come, and the result of each iteration made of it.
+"""Progress: the counters, statistics and timers of a run, and the result of each iteration.
 
-Owns the counters, the statistics of episodes, agents and env runners, and the timers. Must not know
-how anything is sampled or learned.
+Must not know how anything is sampled or learned.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _COUNTERS = ("iteration", "env_steps", "agent_steps", "trained_steps", "next_fra
 
 
 class Progress:
-    """What has been done so far.
+    """Counts the steps of a run and collects its statistics.
 
     Attributes:
         iteration: finished iterations.
         env_steps, agent_steps: sampled steps of environments, and of agents.
-        trained_steps: rows learned from, of all policies, each as often as it was.
+        trained_steps: rows that policies have learned from; replayed rows count each time.
         next_fragment: number of the next request to env runners.
         time_s: seconds of all finished iterations.
         episodes, env_runners: statistics.
-        policy_lag: age of the weights that acted in the last train batch, for the result.
-        timers: where the time of this iteration goes; the experiment counts its own phases, too.
+        policy_lag: age of the weights that sampled the last train batch, for the result.
+        timers: seconds of this iteration by phase, the experiment's own phases included.
     """
 
     def __init__(self, config: ExperimentConfig) -> None:
@@ -64,7 +63,7 @@ class Progress:
         return self.agent_steps if self._by_agent else self.env_steps
 
     def count(self, reply: SampleReply) -> None:
-        """Count what a reply says: steps, episodes, timings."""
+        """Count the steps, episodes and timings of a reply."""
         self.env_steps += reply.env_steps
         self.agent_steps += reply.agent_steps
         if reply.episodes:
@@ -72,7 +71,7 @@ class Progress:
         self.env_runners.add(reply)
 
     def note_policy_lag(self, weights_version: int, replies: Sequence[SampleReply]) -> None:
-        """Report with what is learned next how many updates ago the weights that acted were new."""
+        """Note by how many updates the weights that acted are behind, for the next result."""
         lags = [weights_version - reply.weights_version for reply in replies]
         mean, most = sum(lags) / len(lags), float(max(lags))
         self.policy_lag = {"policy_lag_mean": mean, "policy_lag_max": most}
@@ -80,7 +79,7 @@ class Progress:
     def learner_result(
         self, trained_steps: int, statistics: Mapping[str, Any], policy_id: str = DEFAULT_POLICY_ID
     ) -> Result:
-        """One policy's row of the result's `learners`; its steps are counted."""
+        """One policy's row of the result's `learners`; counts its trained steps."""
         self.trained_steps += trained_steps
         stats = {**statistics, **self.policy_lag}
         return {policy_id: {"num_agent_steps_trained": trained_steps, "learner_stats": stats}}
@@ -88,20 +87,20 @@ class Progress:
     # -- iterations ----------------------------------------------------------------------------
 
     def begin_iteration(self) -> None:
-        """Count what comes from now on towards the next result."""
+        """Begin to count towards the next result."""
         self._interrupted = False
         self._env_steps_before, self._trained_before = self.env_steps, self.trained_steps
         self._counted_before = self.counted_steps
         self._agent_steps_before = self.agent_steps
 
     def interrupt(self) -> None:
-        """Let the iteration under way be a short one."""
+        """Shorten the running iteration."""
         self._interrupted = True
 
     def minimums_met(self) -> bool:
-        """Whether this iteration has done as much as the report asks of one.
+        """Whether this iteration has reached the minimums of section `report`.
 
-        Interrupted, it waits neither for time to pass nor for learning that has not begun.
+        An interrupted one waits neither for time to pass nor for learning that has not begun.
         """
         report, sampled = self._report, self.counted_steps - self._counted_before
         trained = self.trained_steps - self._trained_before
@@ -125,11 +124,11 @@ class Progress:
         learners: Result,
         evaluation: Result,
     ) -> Result:
-        """The result of this iteration, whose time ends here.
+        """End the iteration; returns its result.
 
         Args:
             env_runners: whose health is reported.
-            policies, agents: named in the result, whether or not they took part.
+            policies, agents: named in the result whether or not they took part.
             learners, evaluation: parts of the result.
         """
         if self.iteration == _SYNCED_BY and self.trained_steps and not weights_version:

@@ -41,7 +41,7 @@ PHASES = ("sample", "transfer", "learn", "sync", "evaluate", "checkpoint", "repo
 
 
 class _Ended(NamedTuple):
-    """What statistics keep of a finished episode."""
+    """The parts of a finished episode that statistics need."""
 
     episode_return: float
     length: int
@@ -51,18 +51,18 @@ class _Ended(NamedTuple):
 
 
 class _MetricNames:
-    """Which custom metrics are reported: those that are always, others once they have been seen.
+    """Names of the custom metrics to report: given ones always, others once they have been seen.
 
     Attributes:
         own: of episodes.
-        of_agents: of several agents, by policy.
+        of_agents: of agents, reported by policy.
     """
 
     def __init__(self, own: Iterable[str] = (), of_agents: Iterable[str] = ()) -> None:
         self.own, self.of_agents = dict.fromkeys(own), dict.fromkeys(of_agents)
 
     def of(self, episodes: Iterable[EpisodeRecord]) -> list[_Ended]:
-        """What statistics keep of these, whose metrics are reported from now on."""
+        """Extract the statistics of episodes, and report their metrics from now on."""
         ended = []
         for e in episodes:
             custom, metrics = {}, []
@@ -80,9 +80,9 @@ class EpisodeStatistics:
     """Statistics over the last finished episodes.
 
     Args:
-        window: episodes in the means; if more end in one iteration, all of those count.
-        names: custom metrics that are always reported; others are from their first episode on.
-        agent_names: metrics of several agents that are always reported.
+        window: episodes in the means; if more end in one iteration, all of them count.
+        names: custom metrics to report from the start; others are once an episode has them.
+        agent_names: the same for metrics of agents.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EpisodeStatistics:
         self._this_iteration += self._names.of(episodes)
 
     def end_iteration(self) -> Result:
-        """The episode keys of the iteration's result; the next one starts empty."""
+        """The episode keys of the iteration's result; begins the next iteration."""
         ended, self._this_iteration = self._this_iteration, []
         self.total += len(ended)
         self._window.extend(ended)
@@ -122,7 +122,7 @@ class EpisodeStatistics:
         }
 
     def _look_for_names(self, ended: Sequence[_Ended]) -> None:
-        """Warn of a metric that should be reported and that a whole window of episodes lacks."""
+        """Warn of a metric to report that a whole window of episodes has lacked."""
         for episode in ended:
             self._unseen -= episode.custom.keys() | {row[1] for row in episode.agent_metrics}
         self._looked_at += len(ended)
@@ -137,7 +137,7 @@ class EpisodeStatistics:
         return _custom_metrics(self._counted, self._names, policies)
 
     def hist_stats(self) -> Result:
-        """Returns and lengths of the episodes that were averaged last, in their order."""
+        """Returns and lengths of the episodes that were averaged last, in order."""
         return {
             "episode_return": [episode.episode_return for episode in self._counted],
             "episode_len": [episode.length for episode in self._counted],
@@ -197,7 +197,7 @@ def evaluation_result(
     policies: Sequence[str] = (),
     agents: Sequence[str] = (),
 ) -> Result:
-    """What `evaluation` holds: statistics of these episodes; None everywhere if none were due.
+    """The `evaluation` part of a result: statistics of these episodes; all None if not due.
 
     Args:
         policies, agents: as of `agent_return_statistics`.
@@ -226,7 +226,7 @@ def evaluation_result(
 def _by_episode(
     columns: Mapping[str, Sequence[Any]], *names: str
 ) -> dict[int, list[tuple[str, str, float]]]:
-    """Rows of two texts and a number, by the episode that the column of that name gives."""
+    """Rows of two strings and a number from these columns, by episode."""
     found: dict[int, list[tuple[str, str, float]]] = defaultdict(list)
     for i, first, second, number in zip(
         columns["episode"], *(columns[name] for name in names), strict=True
@@ -238,9 +238,9 @@ def _by_episode(
 def _custom_metrics(
     episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
 ) -> Result:
-    """``<name>_mean``, ``_min`` and ``_max`` over the episodes that have it.
+    """``<name>_mean``, ``_min`` and ``_max`` over the episodes that have the metric.
 
-    Of agents' metrics ``policy_<name>_mean``, ..., by policy.
+    For metrics of agents ``policy_<name>_mean``, ..., by policy.
     """
     result: Result = {}
     for name in filter(IS_SUCCESS.__ne__, names.own):
@@ -256,9 +256,9 @@ def _custom_metrics(
 def _success_rates(
     episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
 ) -> Result:
-    """``success_rate``, the share of episodes that succeeded of those that say whether they did.
+    """``success_rate``: the share of episodes that succeeded, of those with `is_success`.
 
-    Of agents ``policy_success_rate``, by policy. Nothing before an episode has said it.
+    For agents ``policy_success_rate``, by policy. Empty before any episode has had it.
     """
     result: Result = {}
     if IS_SUCCESS in names.own:
@@ -277,7 +277,7 @@ def _finite(episodes: Sequence[_Ended], name: str) -> list[float]:
 def _by_policy(
     episodes: Sequence[_Ended], name: str, policies: Sequence[str]
 ) -> dict[str, list[float]]:
-    """The finite numbers of this name of all agents, by policy."""
+    """The finite values of a metric of agents, by policy."""
     found: dict[str, list[float]] = {policy: [] for policy in policies}
     for episode in episodes:
         for policy, each, number in episode.agent_metrics:
@@ -289,11 +289,11 @@ def _by_policy(
 def agent_return_statistics(
     episodes: Sequence[AgentReturns], policies: Sequence[str], agents: Sequence[str]
 ) -> Result:
-    """``policy_return_mean``, ``_min``, ``_max`` and ``agent_return_mean``: of agents' returns.
+    """``policy_return_mean``, ``_min`` and ``_max``, and ``agent_return_mean``, of agents' returns.
 
     Args:
-        policies, agents: always named, with None where nothing is known. Without named agents the
-            environment has a single one, whose return is the episode's: there are no such keys.
+        policies, agents: always named, with None where there is no return. If there are no agents,
+            there are no such keys: a single agent's return is the episode's.
     """
     if not agents:
         return {}
@@ -334,7 +334,7 @@ class Phase:
 class PhaseTimers:
     """Adds up seconds by phase between two calls of `lap`.
 
-    Phases do not nest. What no phase covers is `other_s`, so that the parts add up to the whole.
+    Phases do not nest. `other_s` is the rest, so that the parts add up to the whole.
 
     Attributes:
         phase: ``with timers.phase(name):`` counts the block towards a phase of `PHASES`.
@@ -362,11 +362,11 @@ class PhaseTimers:
 
 
 class RunnerStatistics:
-    """What env runners report besides episodes.
+    """Statistics that env runners report besides episodes.
 
     Args:
-        ema_coef: weight of a new value in exponential averages of the milliseconds that the parts
-            of a vector step take; None averages since the start.
+        ema_coef: weight of a new value in the exponential averages of milliseconds for each part
+            of a vector step; None averages since the start.
     """
 
     PARTS = ("policy", "env", "other")
@@ -391,8 +391,8 @@ class RunnerStatistics:
         """Their part of `env_runners` in the result.
 
         Args:
-            indices: of the present runners. The episodes of others are not running now, but go on
-                when a runner of that index comes back.
+            indices: of the present runners. Episodes of others are paused until a runner of that
+                index comes back.
         """
         running = [self._running_episodes.get(index, 0) for index in indices]
         return {
@@ -402,7 +402,7 @@ class RunnerStatistics:
         }
 
     def get_state(self) -> dict[str, Any]:
-        """The counts; milliseconds belong to one session."""
+        """The counts; milliseconds are of one session."""
         return {
             "running_episodes": dict(self._running_episodes),
             "faulty_episodes": dict(self._faulty_episodes),
@@ -415,13 +415,13 @@ class RunnerStatistics:
 
 
 def is_wall_clock(address: str) -> bool:
-    """Whether the number at ``a/b`` depends on the machine's speed rather than on the seed."""
+    """Whether the number at ``a/b`` depends on the machine's speed, not only on the seed."""
     last = address.rpartition("/")[2]
     return last.endswith(("_s", "_ms")) or last == "in_flight"
 
 
 def _number(name: str, value: SupportsFloat | str) -> float:
-    """A custom metric of an episode; TypeError if it is no number."""
+    """A custom metric of an episode; raises TypeError if it is not a number."""
     if isinstance(value, SupportsFloat):
         return float(value)
     raise TypeError(f"a callback's episode.custom_metrics[{name!r}] is no number: {value!r}")
