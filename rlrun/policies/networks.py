@@ -1,6 +1,6 @@
-"""The torch side of networks written as `layers`, with the gradient written beside the forward.
+"""MLPs and the encoder of images in torch; MLPs also in numpy, with their backward pass.
 
-Owns layer arithmetic and initial weights, and the encoder of images. Must not know of action
+Owns layer arithmetic and initial weights; `layers` describes the networks. Must not know of action
 spaces, policies or training. Shapes: N rows.
 """
 
@@ -59,27 +59,27 @@ BACK_IN_NUMPY: dict[str, Callable[[Array, Array], None]] = {
     "relu": _times_slope_of_relu,
     "linear": _stays,
 }
-"""The ways back through activations whose slopes follow from their output.
+"""Backward passes of activations whose derivative is a function of their output.
 
-``(gradient, output)``: makes the gradient of the input of the gradient of the output, in place."""
+``(gradient, output)``: turns the gradient of the output into that of the input, in place."""
 
 
 class LayerArrays(NamedTuple):
     """Weights and biases of linear layers, and their gradients, as arrays in the same memory.
 
-    Making arrays of tensors takes a third of the time of a `MLP.vjp`, so they are kept.
+    They are kept, as making arrays of tensors takes a third of the time of an `MLP.vjp`.
     """
 
     first: Tensor
     """The first parameter."""
     lies_at: int
-    """Where it was in memory: an optimizer or a device may have moved it since."""
+    """Its address when the arrays were made; optimizers and devices may move it."""
     parameters: list[tuple[Any, Any]]
     gradients: list[tuple[Any, Any]]
 
     @staticmethod
     def of(parameters: Sequence[Tensor]) -> "LayerArrays":
-        """Of the weight and the bias of each layer in turn; without gradients where none are."""
+        """Of the weight and the bias of each layer in turn; with gradients if there are any."""
         arrays = [p.detach().numpy() for p in parameters]
         gradients = [p.grad.numpy() for p in parameters if p.grad is not None]
         first = parameters[0] if parameters else torch.empty(0)
@@ -88,11 +88,10 @@ class LayerArrays(NamedTuple):
 
 
 class Backward(Protocol):
-    """Second half of a `vjp`: uses up the gradient of the output, leaves the parameters'."""
+    """The backward pass of a `vjp`, which overwrites the parameters' gradients."""
 
     def __call__(self, gradient: Array, *, to_input: bool = False) -> Array:
-        """The gradient of the input if it is asked for; of no use otherwise."""
-        ...
+        """The gradient of the input if ``to_input``; the output's ``gradient`` is overwritten."""
 
 
 def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -103,7 +102,7 @@ def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 def init_uniform(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Weights and biases uniform within ``gain / sqrt(inputs of an output)``."""
+    """Weights and biases uniform within plus or minus ``gain / sqrt(fan_in)``."""
     bound = gain / sqrt(layer.weight[0].numel())
     assert layer.bias is not None
     for parameter in (layer.weight, layer.bias):
@@ -114,21 +113,21 @@ INITS = {"orthogonal": init_orthogonal, "uniform": init_uniform}
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float, init: str = "orthogonal") -> nn.Linear:
-    """A linear layer that starts with this gain."""
+    """A linear layer with initial weights of this gain."""
     layer = nn.Linear(num_inputs, num_outputs)
     INITS[init](layer, gain)
     return layer
 
 
 class MLP(nn.Module):
-    """The torch module of `Layers`, [N, in] -> [N, out], with autograd or by `vjp`.
+    """The torch module of `Layers`, [N, in] -> [N, out], for autograd or with its own `vjp`.
 
-    With noise in the weights (Fortunato et al. 2018, eq. 10 and 11),
+    Noisy weights (Fortunato et al. 2018, eq. 10 and 11) are
 
-        w = mu + sigma * (f(e_out) f(e_in)^T),  b = mu_b + sigma_b * f(e_out),
+        w = mu + sigma * (f(e_out) f(e_in)^T),  b = mu_b + sigma_b * f(e_out)
 
-    the means are the layers' weights and biases, the standard deviations lie beside them as
-    ``weight_sigma`` and ``bias_sigma``. There is no noise until `draw_noise` is called.
+    with the layers' weights and biases as means, and parameters ``weight_sigma`` and ``bias_sigma``
+    as standard deviations. There is no noise until `draw_noise` is called.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -153,13 +152,13 @@ class MLP(nn.Module):
 
     @property
     def last(self) -> nn.Linear:
-        """The output layer; AttributeError without layers, which torch.jit looks up and expects."""
+        """The output layer; raises AttributeError without layers, as torch.jit expects."""
         if not self._modules:
             raise AttributeError("an MLP without layers has no last one")
         return self._linear_layers()[-1]
 
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Act and learn with new noise from now on; does nothing for weights without noise."""
+        """Draw new noise for acting and learning; does nothing for weights without noise."""
         if not self.noisy:
             return
         self._noise = []
@@ -169,7 +168,7 @@ class MLP(nn.Module):
             self._noise.append((torch.outer(out, into), out))
 
     def forward(self, x: Tensor, *, noisy: bool = True) -> Tensor:
-        """[N, in] -> [N, out]; with the means of noisy weights alone if ``noisy`` is False."""
+        """[N, in] -> [N, out]; with the means of noisy weights if ``noisy`` is False."""
         activation = self._activation
         num_activated = self._num_activated
         noise = self._noise if noisy else None
@@ -191,17 +190,17 @@ class MLP(nn.Module):
 
     @property
     def has_vjp(self) -> bool:
-        """Whether there is a `vjp` for these layers where they are."""
-        written = self._back_in_numpy is not None and not self.noisy
+        """Whether there is a `vjp` for these layers on their present device."""
+        possible = self._back_in_numpy is not None and not self.noisy
         first = next(self.parameters(), None)
-        return written and (first is None or first.device.type == "cpu")
+        return possible and (first is None or first.device.type == "cpu")
 
     def vjp(self, x: Array) -> tuple[Array, Backward]:
-        """The output [N, out], and the way back from its gradient [N, out] to the parameters'.
+        """The output [N, out], and the backward pass from its gradient to those of the parameters.
 
-        Only if `has_vjp`. Autograd's bookkeeping and torch's dispatch cost as much as the
-        arithmetic of small layers; this is the arithmetic alone, in numpy, which acts in the same
-        way. Each parameter's ``.grad`` must be there already and is overwritten.
+        Only if `has_vjp`. For small layers autograd's bookkeeping and torch's dispatch cost as much
+        as the arithmetic; this is the arithmetic alone, in numpy, as in acting. Each parameter's
+        ``.grad`` must exist and is overwritten.
         """
         assert self._in_numpy is not None
         assert self._back_in_numpy is not None
@@ -236,7 +235,7 @@ class MLP(nn.Module):
 
 
 class TwinMLP(nn.Module):
-    """Two modules of the same `Layers` side by side, ``[N, in] -> [2, N, out]``: half the calls."""
+    """Two MLPs of the same `Layers` in one, ``[N, in] -> [2, N, out]``, with half the calls."""
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
@@ -254,7 +253,7 @@ class TwinMLP(nn.Module):
             self.biases.append(nn.Parameter(torch.zeros(2, 1, sizes[1])))
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight and bias of each layer, read directly: a ParameterList takes a layer's time."""
+        """Weight and bias of each layer; reading them from a ParameterList costs a layer's time."""
         weights, biases = self.weights._parameters, self.biases._parameters
         return list(zip(weights.values(), biases.values(), strict=True))  # type: ignore[arg-type]
 
@@ -267,12 +266,12 @@ class TwinMLP(nn.Module):
 
     @property
     def has_vjp(self) -> bool:
-        """Whether there is a `vjp` for these layers where they are."""
-        written = self._back_in_numpy is not None and self._single
-        return written and self.weights[0].device.type == "cpu"
+        """Whether there is a `vjp` for these layers on their present device."""
+        possible = self._back_in_numpy is not None and self._single
+        return possible and self.weights[0].device.type == "cpu"
 
     def vjp(self, x: Array) -> tuple[Array, "TwinBackward"]:
-        """The outputs [2, N] of layers that end in one, and the way back; see `MLP.vjp`."""
+        """The outputs [2, N], of one unit each, and the backward pass; see `MLP.vjp`."""
         assert self._in_numpy is not None
         assert self._back_in_numpy is not None
         layers = self._looked_up
@@ -294,8 +293,7 @@ class TwinMLP(nn.Module):
 def last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``x weight + bias``, ``[2, N, out]``.
 
-    A product with one column is the worst case of BLAS, which takes five times as long for it as
-    for the sum of products that it is.
+    For a matrix of one column BLAS takes five times as long as `vecdot`.
     """
     if weight.shape[2] > 1:
         return torch.baddbmm(bias, x, weight)
@@ -303,12 +301,12 @@ def last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class TwinBackward:
-    """The way back through a `TwinMLP` with one output, to its parameters or to its input.
+    """The backward pass of a `TwinMLP` with one output, to its parameters or to its input.
 
     Args:
         layers: weights and biases of both modules, and their gradients.
         kept: the input of each layer: of the first ``[N, in]``, of the others ``[2, N, width]``.
-        to_activated: the way back through the activation, from `BACK_IN_NUMPY`.
+        to_activated: the backward pass of the activation, from `BACK_IN_NUMPY`.
     """
 
     def __init__(
@@ -333,9 +331,9 @@ class TwinBackward:
                 self._to_activated(of_layer, self._kept[i])
 
     def to_input(self, gradient: Array) -> Array:
-        """The input's gradient [N, in] for an output's gradient [2, N]; leaves parameters alone.
+        """The gradient of the input [N, in], given that of the output [2, N].
 
-        Rows without a gradient cost nothing: of the smaller value, that is half of them.
+        Rows without a gradient are skipped: half of them, where only the smaller value counts.
         """
         of_input = np.zeros_like(self._kept[0])
         for half in (0, 1):
@@ -355,20 +353,20 @@ NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 # For smaller pictures, such as the 10x10 ones of MinAtar.
 SMALL_CONV = ((16, 3, 1), (32, 3, 1))
 NATURE_MIN_PIXELS = 36
-MAX_BYTE = 255.0  # of a pixel, which is 1 to a network
+MAX_BYTE = 255.0  # of a pixel, scaled to 1
 
 
 def channels_first(shape: Sequence[int]) -> bool:
     """Whether an image of this shape is [channels, height, width].
 
-    The smaller outer dimension is taken for the channels; on a tie it is the last one, which is
-    gymnasium's habit.
+    The smaller one of the outer dimensions is taken for the channels; on a tie the last, as usual
+    in gymnasium.
     """
     return shape[0] < shape[2]
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """The same [N, C, H, W] with the channels last in memory: a CPU takes 0.7 of the time."""
+    """The same images [N, C, H, W], channels last in memory: a CPU takes 0.7 of the time."""
     return images.contiguous(memory_format=torch.channels_last)
 
 
@@ -382,7 +380,7 @@ def scaled(images: Tensor) -> Tensor:
 class ImageConv2d(nn.Conv2d):
     """A convolution of images [N, C, H, W], bytes in [0, 1].
 
-    Weights are scaled in place of the images, which are a thousand times as many numbers.
+    The weights are scaled rather than the images, which are a thousand times as many numbers.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -468,9 +466,9 @@ OPENBLAS_THREADS = tuple(
 
 
 def set_num_threads(number: int) -> None:
-    """How many threads torch computes with, and numpy where OpenBLAS does its matrix products.
+    """Set the number of threads of torch, and of numpy if OpenBLAS computes its matrix products.
 
-    It would split products of small layers among all cores, and wait for the last one each time.
+    By default these split even products of small layers among all cores, and wait for the last.
     """
     torch.set_num_threads(number)
     library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
@@ -484,10 +482,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep up to 1 GiB that is freed, for what is allocated next; glibc alone.
+    """Let glibc keep up to 1 GiB of freed memory for later allocations.
 
-    It would give back to the system what each minibatch frees, 100 MB of images or 5 MB of SAC, and
-    the page faults of the next one take up to a fifth of the time of an update, or a quarter.
+    By default it returns what each minibatch frees to the system, 100 MB of images or 5 MB of SAC.
+    The page faults of the next one then take up to a fifth of an update's time, or a quarter.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)

@@ -1,14 +1,13 @@
-"""RLModule: the network that acts and is trained, and the default one.
+"""RLModule: the interface of networks to policies and learners, and the default actor-critic.
 
-Owns what a network must offer to policies and learners, encoders, and the default actor-critic
-networks; `catalog` makes a module of a `model` section. Must not know of Ray, environments or
-losses.
+Owns encoders, too; `catalog` makes a module from a `model` section. Must not know of Ray,
+environments or losses.
 
     N  rows of a batch                      P  inputs of the action distribution
     obs [N, ...] preprocessed observations: float32, or uint8 for images; a dict or tuple of such
                  tensors where the observation space is a Dict or Tuple
 
-The rows a module receives and returns are dicts of tensors named as batch columns are.
+A module receives and returns dicts of tensors, named like the columns of batches.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ TensorBatch = Mapping[str, Tensor]
 
 
 class RLModule(nn.Module, ABC):
-    """A network for one policy. Only `forward_train` must be written.
+    """A network for one policy. Only `forward_train` must be defined.
 
     A subclass named by ``model.use`` is constructed with the observation space, the action space,
     the `model` section, and the section's further keys as keyword arguments.
 
     Attributes:
-        distribution: of actions: what is sampled and what is learned. A constructor may set
-            another one; ``distribution.num_inputs`` is P.
-        view_requirements: what the module sees, by name: at first the present observation. A
-            constructor adds to it (``self.view_requirements["prev_actions"] = ...``); the views
-            then are columns of every batch that the module is given.
+        distribution: of actions. A constructor may set another one; ``distribution.num_inputs``
+            is P.
+        view_requirements: the module's inputs by name, at first the present observation. A
+            constructor may add to them (``self.view_requirements["prev_actions"] = ...``); each
+            view is a column of every batch that the module receives.
     """
 
     distribution: Distribution
@@ -77,11 +76,11 @@ class RLModule(nn.Module, ABC):
     def initial_state(self) -> list[Tensor]:
         """A recurrent module's states at an episode's start, without a batch dimension.
 
-        State k reaches the forward passes as ``state_in_<k>`` [S, ...], one row for each sequence,
-        and a pass over single steps returns the next one as ``state_out_<k>``. The rows of a train
-        batch are sequences of ``seq_lens`` steps, one after the other, without padding:
-        `rlrun.policies.recurrent` brings them into the form [S, L, ...] and back. Without
-        ``seq_lens`` every row is a sequence of one step.
+        Forward passes receive state k as ``state_in_<k>`` [S, ...], with a row for each sequence.
+        Those over single steps return the next state as ``state_out_<k>``. The rows of a train
+        batch are sequences of ``seq_lens`` steps, one after the other, without padding; functions
+        of `rlrun.policies.recurrent` reshape them to [S, L, ...] and back. Without ``seq_lens``
+        every row is a sequence of one step.
         """
         return []
 
@@ -90,50 +89,50 @@ class RLModule(nn.Module, ABC):
         """Forward pass for a loss, with gradients.
 
         Args:
-            batch: columns of N rows; ``obs`` at least.
+            batch: columns of N rows, at least ``obs``.
 
         Returns:
             ``action_dist_inputs`` [N, P], and ``vf_preds`` [N] where there is a value function.
         """
 
     def forward_exploration(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """Forward pass of acting while training: ``action_dist_inputs`` [B, P] at least."""
+        """Forward pass for sampled actions: at least ``action_dist_inputs`` [B, P]."""
         return self.forward_inference(batch)
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """Forward pass of acting with the most likely actions; as `forward_train` by default."""
+        """Forward pass for the most likely actions; `forward_train` by default."""
         return self.forward_train(batch)
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """The value function alone, [N].
 
         Raises:
-            KeyError: when the module has no value function.
+            KeyError: the module has no value function.
         """
         return self.forward_train(batch)[col.VF_PREDS]
 
     @property
     def has_vjp(self) -> bool:
-        """Whether the module has a `vjp` that can stand in for autograd where it is."""
+        """Whether the module has a `vjp`, which replaces autograd, on its present device."""
         return False
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """See `torch.nn.Module.load_state_dict`; values are copied with ``assign``, too.
+        """See `torch.nn.Module.load_state_dict`; values are copied even with ``assign``.
 
-        Parameters stay where they are in memory: what learns and acts has views of that.
+        Parameters must stay where they are in memory, into which learners and policies have views.
         """
         return super().load_state_dict(state_dict, strict)
 
     values_when_acting = False
-    """Whether `forward_exploration` returns all that `forward_train` does; learning then takes it
-    from there, as long as the weights are the same, and does not compute it again."""
+    """Whether `forward_exploration` returns everything that `forward_train` does. If so, learning
+    reuses these outputs while the weights are the same."""
     noisy = False
-    """Whether `draw_noise` does something."""
+    """Whether the module has noisy weights, see `draw_noise`."""
 
     def draw_noise(self, rng: np.random.Generator) -> None:
-        """Renew the noise of noisy weights."""
+        """Draw new noise for noisy weights."""
 
     def forward(self, batch: TensorBatch) -> dict[str, Tensor]:
         """The same as `forward_train`."""
@@ -144,7 +143,7 @@ def actor_critic_outputs(module: RLModule, batch: TensorBatch) -> tuple[Tensor, 
     """Distribution inputs [N, P] and values [N] of `RLModule.forward_train`.
 
     Raises:
-        ConfigError: the module returns other shapes; values [N, 1] would be broadcast in a loss.
+        ConfigError: the shapes are wrong; values [N, 1], say, would be broadcast in a loss.
     """
     outputs = module.forward_train(batch)
     inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs.get(col.VF_PREDS)
@@ -163,14 +162,13 @@ class ActorCritic(RLModule):
     """The default networks: MLPs for flat observations, convolutions for images, both for nests.
 
     Policy and value function are separate networks, or heads on one encoder
-    (``model.share_layers``; by default for images and for an encoder of the user's own).
-    Orthogonal weights with gain sqrt(2), 0.01 for the policy head and 1 for the value head, biases
-    0; a free log standard deviation for each dimension of a Box action space starts at
-    ``model.log_std_init``.
+    (``model.share_layers``, by default for images and for a user's encoder). Weights are orthogonal
+    with gain sqrt(2), 0.01 for the policy head and 1 for the value head; biases are 0. For a Box
+    action space each dimension has a free log standard deviation, at first ``model.log_std_init``.
 
-    Parameters are ``log_std``, then ``encoder``, ``pi`` and ``vf`` as in `actor_critic_network`,
-    where the encoder of separate networks has no layers; images and users' encoders have a
-    ``vf_encoder`` besides if ``share_layers`` is false.
+    Parameters are ``log_std``, then ``encoder``, ``pi`` and ``vf`` as in `actor_critic_network`.
+    The encoder of separate MLPs has no layers; with images or a user's encoder and
+    ``share_layers: false`` there is also a ``vf_encoder``.
     """
 
     pi: MLP
@@ -200,11 +198,11 @@ class ActorCritic(RLModule):
             self.add_module(name, MLP(layers))
         if self.log_std is None:
             set_log_std_bias(self.pi.last, action_space, model)
-        # An encoder that both branches share is most of the work, and its features are there.
+        # With a shared encoder, which is most of the work, values cost almost nothing.
         self.values_when_acting = (
             type(self) is ActorCritic and not self._flatten and self.vf_encoder is None
         )
-        self._is_written_out = (
+        self._is_plain = (
             type(self) is ActorCritic  # a subclass may compute something else
             and self._flatten
             and not shared
@@ -213,7 +211,7 @@ class ActorCritic(RLModule):
 
     @property
     def has_vjp(self) -> bool:
-        return self._is_written_out and self.pi.has_vjp
+        return self._is_plain and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
@@ -244,8 +242,8 @@ class ActorCritic(RLModule):
         """`forward_train` of separate MLPs in numpy, without autograd; only if `has_vjp`.
 
         Returns:
-            Distribution inputs [N, P], values [N], and the way back from the gradients of both,
-            [N, P] and [N], to the gradients of all parameters.
+            Distribution inputs [N, P], values [N], and the backward pass: a function of the
+            gradients of both, which overwrites the gradients of all parameters.
         """
         obs = flat_features(batch[col.OBS])
         outputs, policy_backward = self.pi.vjp(obs)
@@ -272,14 +270,14 @@ def log_std_parameter(action_space: gym.Space[Any], model: ModelConfig) -> nn.Pa
 
 
 def dist_inputs(log_std: Tensor | None, outputs: Tensor) -> Tensor:
-    """The outputs of a policy head, with free log standard deviations: [N, P]."""
+    """Distribution inputs [N, P]: the outputs of a policy head and free log standard deviations."""
     if log_std is None:
         return outputs
     return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
 
 
 def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: ModelConfig) -> None:
-    """Start log standard deviations that the head computes at ``model.log_std_init`` too."""
+    """Let log standard deviations that the head computes start at ``model.log_std_init``, too."""
     if model.distribution not in GAUSSIANS:
         return
     with torch.no_grad():
@@ -290,9 +288,9 @@ def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: Model
 
 
 def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
-    """Observations [N, ...] as an encoder takes them: float32, images in [0, 1]; nests of these.
+    """Observations [N, ...] as the input of an encoder: float32, images in [0, 1]; nests of these.
 
-    rlrun's encoders of images and of nests take them as they are.
+    rlrun's own encoders of images and nests scale them themselves.
     """
     if isinstance(encoder, ConvEncoder | JoinedEncoder):
         return obs
@@ -305,13 +303,13 @@ def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
 
 
 def flat_features(obs: Array) -> Array:
-    """Observations ``[N, ...]`` as `as_features` has them for an MLP, float32 ``[N, D]``."""
+    """Observations ``[N, ...]`` as the input of an MLP, float32 ``[N, D]``; see `as_features`."""
     obs = obs.astype(np.float32, copy=False)
     return obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
 
 
 def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:
-    """Whether observations are flat input of an MLP, not of convolutions or a user's encoder."""
+    """Whether observations are flattened for an MLP: no images, no nests, no user's encoder."""
     if _own_encoder(model) is not None:
         return False
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
@@ -324,13 +322,13 @@ def encoder_of(
     model: ModelConfig,
     init: Literal["orthogonal", "uniform"] = "orthogonal",
 ) -> tuple[Any, int]:
-    """An encoder as the `model` section describes it, and the number of its features.
+    """The encoder that a `model` section describes, and its number of features.
 
     Convolutions for images, hidden layers for flat observations, both for nested ones, or the
     torch module that ``model.use`` names.
 
     Raises:
-        TypeError: when the user's encoder has no integer ``output_size``.
+        ConfigError: the user's encoder has no integer ``output_size``.
     """
     own = _own_encoder(model)
     encoder: nn.Module
@@ -357,7 +355,7 @@ def conv_encoder(shape: Sequence[int], model: ModelConfig, init: str) -> ConvEnc
 
 
 def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
-    """What ``model.use`` names, unless it is a whole module."""
+    """The encoder that ``model.use`` names; None if it names a whole module."""
     named = None if model.use is None else import_object(model.use)
     whole = isinstance(named, type) and issubclass(named, RLModule)
     return None if whole else named
@@ -373,9 +371,9 @@ def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
 
 
 class JoinedEncoder(nn.Module):
-    """Nested observations: convolutions for each image, hidden layers for all else, side by side.
+    """Encodes nested observations: each image by convolutions, all else by hidden layers.
 
-    What is no image is flattened, Discrete and MultiDiscrete one-hot.
+    The features are concatenated. Leaves that are not images are flattened, categories one-hot.
 
     Args:
         space: a Dict or Tuple.
@@ -402,7 +400,7 @@ class JoinedEncoder(nn.Module):
             self.output_size += self.rest.output_size
 
     def forward(self, obs: Any) -> Tensor:
-        """Observations as they are, a nest of [N, ...] -> [N, output_size]."""
+        """Observations, a nest of [N, ...] -> [N, output_size]."""
         features, flat = [], []
         images = iter(self.images)
         for space, leaf in zip(self._spaces, nested_leaves(obs), strict=True):
@@ -416,7 +414,7 @@ class JoinedEncoder(nn.Module):
 
 
 def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaves of a space in its own order, which its observations have too."""
+    """The leaves of a space in its own order, which is that of its observations."""
     if isinstance(space, gym.spaces.Dict):
         for part in space.spaces.values():
             yield from leaf_spaces_in_own_order(part)
@@ -439,7 +437,7 @@ def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
 
 
 class MultiAgentRLModule(nn.Module, Mapping[str, RLModule]):
-    """A mapping of policy ids to modules, and a torch module itself with the parameters of all.
+    """A mapping of policy ids to modules, which is itself a torch module with all parameters.
 
     Args:
         modules: policy id -> module; an id may hold any characters.
