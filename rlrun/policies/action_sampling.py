@@ -1,10 +1,10 @@
-"""Action spaces as policies see them: their layout in arrays, and sampling in numpy.
+"""Action spaces: the layout of actions and distribution inputs in arrays, and sampling in numpy.
 
-Owns the one enumeration of an action space's leaves, from which the samplers here, the torch
-distributions and the action connectors are made. Acting draws all its random numbers per fragment
-from the seed tree (`draw`), so a step only adds noise to the inputs: Gumbel noise and an argmax for
-a categorical action (Gumbel 1954; Maddison et al. 2014), logistic noise and a threshold for a
-binary one, scaled normal noise for a real one. Must not know of torch, networks or environments.
+Owns the enumeration of an action space's leaves, from which the samplers here, the distributions in
+torch and the action connectors are made. All random numbers of a fragment are drawn at once
+(`draw`), so a step only adds noise to the inputs: Gumbel noise before the argmax for a categorical
+action (Gumbel 1954; Maddison et al. 2014), logistic noise before a threshold for a binary one,
+scaled normal noise for a real one. Must not know of torch, networks or environments.
 
     N  rows                       A  action dimensions
     P  distribution inputs        K  noise numbers per row
@@ -48,7 +48,7 @@ Kind = Literal["categorical", "multi_categorical", "bernoulli", "gaussian"]
 
 @dataclass(frozen=True, slots=True)
 class ActionLeaf:
-    """One leaf of an action space and where it lies in both arrays."""
+    """One leaf of an action space and its place in both arrays."""
 
     space: gym.Space[Any]
     kind: Kind
@@ -61,12 +61,12 @@ class ActionLeaf:
 
     @property
     def num_columns(self) -> int:
-        """How many columns of the actions the leaf takes."""
+        """Number of columns in the actions."""
         return int(self.columns.stop - self.columns.start)
 
     @property
     def size(self) -> int | tuple[int, ...]:
-        """Its categories, of each column if there are several; otherwise its columns."""
+        """Number of categories, or a tuple with that of each column; without any, of columns."""
         if self.kind == "categorical":
             return self.categories[0]
         return self.categories or self.num_columns
@@ -92,7 +92,7 @@ class ActionLayout:
 
     @property
     def kind(self) -> Kind | Literal["product"]:
-        """Of the only leaf, or "product" for Dict and Tuple spaces."""
+        """The kind of the only leaf, or "product" for Dict and Tuple spaces."""
         return "product" if self.nested else self.leaves[0].kind
 
 
@@ -100,7 +100,7 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
     """Lay out an action space.
 
     Raises:
-        ConfigError: for a space that holds something other than Box, Discrete, MultiDiscrete,
+        ConfigError: the space contains something other than Box, Discrete, MultiDiscrete,
             MultiBinary, Dict and Tuple, a Box of integers without finite bounds, more than ten
             million categories, or nothing at all.
     """
@@ -146,9 +146,9 @@ class ActionSampler(ABC):
     """Turns distribution inputs and noise into actions, and actions into log-probabilities."""
 
     num_inputs: int
-    """P, the numbers a policy must put out per row."""
+    """P, the number of distribution inputs."""
     num_noise: int
-    """K, the noise numbers that one sampled action takes."""
+    """K, the number of noise numbers for one action."""
     width: int
     """Columns of the action as an array; 1 for Discrete."""
     dtype: type[np.generic]
@@ -177,7 +177,7 @@ class ActionSampler(ABC):
 
 
 def gumbel(rng: np.random.Generator, length: int, slots: int, width: int) -> Array:
-    """Noise ``[length, slots, width]`` by which the largest logit is a sample."""
+    """Gumbel noise ``[length, slots, width]``: the argmax of logits and noise is a sample."""
     exponential = rng.standard_exponential((length, slots, width), dtype=np.float32)
     np.maximum(exponential, np.finfo(np.float32).tiny, out=exponential)
     np.log(exponential, out=exponential)
@@ -212,10 +212,10 @@ class CategoricalSampler(ActionSampler):
 
 
 class EpsilonGreedySampler(ActionSampler):
-    """Discrete(n): the action with the highest input, or with probability epsilon any.
+    """Discrete(n): the action of the highest value, or with probability epsilon a random one.
 
-    The inputs are action values. Two noise numbers: the first decides whether to explore, the
-    second which of all n actions, or of those that a mask allows, is taken then.
+    The inputs are action values. Of two noise numbers the first decides whether to explore, the
+    second which of the n actions, or of those that a mask allows, is taken then.
 
     Args:
         masked: inputs may be `FORBIDDEN`.
@@ -356,7 +356,7 @@ class SquashedGaussianSampler(GaussianSampler):
 
 
 class ProductSampler(ActionSampler):
-    """Dict or Tuple: independent leaves, laid side by side in one float32 row."""
+    """Dict or Tuple: independent leaves, concatenated in one float32 row."""
 
     dtype = np.float32
 
@@ -411,15 +411,15 @@ def action_sampler(space: gym.Space[Any]) -> ActionSampler:
 
 
 class SamplingPolicy(Policy):
-    """A policy whose network gives distribution inputs, from which a sampler makes actions.
+    """A policy whose network computes distribution inputs, which a sampler turns into actions.
 
     Args:
         sampler: turns distribution inputs into actions.
         with_logp: whether batches get ``action_logp``.
 
     Attributes:
-        weight_stddev: standard deviation at the start of the noise that is added to the weights
-            while a fragment is sampled (`parameter_noise`); None: no such noise.
+        weight_stddev: initial standard deviation of the noise added to the weights while a fragment
+            is sampled (`parameter_noise`); None without such noise.
     """
 
     weight_stddev: float | None = None
@@ -438,11 +438,11 @@ class SamplingPolicy(Policy):
 
     @property
     def unperturbed(self) -> list[slice]:
-        """Places in the weights that no noise is added to."""
+        """Parts of the weights to which no noise is added."""
         return []
 
     def let_noise_last(self, correlation: float) -> None:
-        """Have this `noise_correlation`, but for actions that are random by intention."""
+        """Set `noise_correlation`, except while all actions are random (`random_steps`)."""
         self.noise_correlation = self._lasting = correlation
 
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
@@ -458,6 +458,6 @@ class SamplingPolicy(Policy):
         if not self._with_logp:
             return {}
         inputs, actions = columns[col.ACTION_DIST_INPUTS], columns[col.ACTIONS]
-        if not explore:  # The most likely action is taken with certainty.
+        if not explore:  # the most likely action is taken with certainty
             return {col.ACTION_LOGP: np.zeros(len(actions), np.float32)}
         return {col.ACTION_LOGP: self.sampler.log_prob(inputs, actions)}

@@ -1,9 +1,8 @@
 """Action distributions in torch, for losses: log-probabilities, entropies and KL divergences.
 
-The torch side of `action_sampling`, which owns the layout of the arrays and samples in numpy. Owns
-the formulas, one object per action space, made once. They work on the raw distribution inputs;
-building and validating an object per minibatch, as torch.distributions does, costs more than the
-arithmetic. Must not know of networks or losses.
+One object per action space, whose methods take the raw distribution inputs: torch.distributions
+makes and validates an object for each minibatch, which costs more than the arithmetic. The layout
+of the arrays, and sampling in numpy, are in `action_sampling`. Must not know of networks or losses.
 
     N  rows                     P  distribution inputs
     A  action dimensions        K  columns of the actions
@@ -35,35 +34,35 @@ from rlrun.policies.action_sampling import (
 )
 
 Vjp = tuple[Array, Array, Callable[[Array, float], Array]]
-"""Log-probabilities [N], entropies [N] and ``(gradient of the former [N], of each entropy) ->
-gradient of the inputs [N, P]``."""
+"""Log-probabilities [N], entropies [N], and the backward pass: a function of the gradient of the
+log-probabilities [N] and that of each entropy, which returns the gradient of the inputs [N, P]."""
 
 _LOG_2 = math.log(2.0)
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Distribution(ABC):
-    """pi(a|s) of one action space, as functions of its inputs [N, P].
+    """pi(a|s) for one action space, as functions of the distribution inputs [N, P].
 
-    A subclass that ``model.distribution`` names is made with the action space, sets ``num_inputs``
-    and ``num_noise``, and defines `sample`, `mode`, `logp` and `entropy`; it may be a
-    ``torch.nn.Module`` too, whose parameters are learned with the others. Its constructor raises
+    A subclass that ``model.distribution`` names is constructed with the action space, sets
+    ``num_inputs`` and ``num_noise``, and defines `sample`, `mode`, `logp` and `entropy`. If it is
+    also a ``torch.nn.Module``, its parameters are learned with the others. Its constructor raises
     ValueError for a space that does not fit.
     """
 
     num_inputs: int
     """P."""
     num_noise: int
-    """K, the noise numbers that one sampled action takes."""
+    """K, the number of noise numbers for one action."""
     bounded = False
     """Whether actions are in (-1, 1), which the action connectors stretch to the space's bounds."""
     has_kl = False
-    """Whether `kl` is defined: by the class, or by the parent whose `logp` it inherits."""
+    """Whether `kl` is defined, by the class or by the parent whose `logp` it inherits."""
     has_logp_gradient = True
     """Whether log-probabilities depend on the inputs, so that a policy gradient exists."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """What a parent computes at once, or in closed form, is of its own formulas."""
+        """Inherit `kl`, `logp_entropy` and `vjp` only together with the formulas they belong to."""
         super().__init_subclass__(**arguments)
         own = vars(cls)
         if "has_vjp" not in own:
@@ -76,7 +75,7 @@ class Distribution(ABC):
             cls.kl, cls.has_kl = Distribution.kl, False  # type: ignore[method-assign]
 
     def numpy_sampler(self) -> ActionSampler | None:
-        """What samples in numpy when the policy acts; None samples by `sample` and `mode`."""
+        """The sampler to act with in numpy; None to act with `sample` and `mode`."""
         return None
 
     def draw(self, rng: np.random.Generator, length: int, slots: int) -> Array:
@@ -93,22 +92,22 @@ class Distribution(ABC):
 
     @abstractmethod
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N] of actions as the module acted them: [N] or [N, K]."""
+        """log pi(a|s) [N] of the module's actions, [N] or [N, K]."""
 
     @abstractmethod
     def entropy(self, inputs: Tensor) -> Tensor:
         """Entropy [N] in nats; differential entropy for continuous dimensions."""
 
     def kl(self, inputs_p: Tensor, inputs_q: Tensor) -> Tensor:
-        """KL(p || q) [N]; TypeError without `has_kl`."""
+        """KL(p || q) [N]; raises TypeError without `has_kl`."""
         raise TypeError(f"{type(self).__name__} has no KL divergence")
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once, sharing what they have in common."""
+        """`logp` and `entropy` at once, sharing intermediate results."""
         return self.logp(inputs, actions), self.entropy(inputs)
 
     has_vjp = False
-    """Whether `logp_entropy_vjp` and `kl_vjp` are written out, in numpy."""
+    """Whether `logp_entropy_vjp` and `kl_vjp` are defined, which compute in numpy."""
 
     def logp_entropy_vjp(self, inputs: Array, actions: Array) -> Vjp:
         """`logp_entropy` and its gradient in closed form."""
@@ -208,7 +207,7 @@ class Bernoulli(Distribution):
         return SAMPLERS["bernoulli"](self.num_inputs)
 
     def logp(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """Log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
+        """log pi(a|s) [N]: ``a x - softplus(x)`` is log sigmoid(x) or log sigmoid(-x)."""
         return (actions * inputs - functional.softplus(inputs)).sum(-1)
 
     def entropy(self, inputs: Tensor) -> Tensor:
@@ -340,12 +339,12 @@ def _pick(logp: Tensor, actions: Tensor) -> Tensor:
 
 
 def _columns(rows: Array) -> Array:
-    """``[N, P]`` as ``[P, N]`` in one piece: sums over few columns take a third of the time."""
+    """``[N, P]`` as contiguous ``[P, N]``: sums over few columns take a third of the time."""
     return np.ascontiguousarray(rows.T)
 
 
 def _log_softmax(inputs: Array) -> Array:
-    """Of each row of ``[N, P]``, as ``[P, N]``."""
+    """The log-softmax of each row of ``[N, P]``, as ``[P, N]``."""
     columns = _columns(inputs)
     shifted: Array = columns - columns.max(0)
     shifted -= np.log(np.exp(shifted).sum(0))
@@ -368,11 +367,11 @@ def squashed_sample(inputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         a = tanh(u)                 the action, which gradients flow through
         log pi(a|s) = sum log N(u; mean, std) - sum log (1 - tanh(u)^2)
 
-    (Haarnoja et al. 2018, appendix C.) The second sum is computed from u, because tanh cannot be
-    undone near +-1, as ``2 (log 2 - u - softplus(-2 u))``, which stays finite for any u.
+    (Haarnoja et al. 2018, appendix C.) The second sum is computed from u, as the sum of
+    ``2 (log 2 - u - softplus(-2 u))``, which is finite for any u: tanh has no inverse near +-1.
 
     Args:
-        inputs: A means, then A log standard deviations, ``[N, 2 A]``; the latter are bounded here.
+        inputs: A means, then A log standard deviations, ``[N, 2 A]``; the latter are clipped here.
         noise: standard normal, ``[N, A]``.
 
     Returns:
@@ -392,8 +391,8 @@ def squashed_sample_vjp(
     """`squashed_sample` without autograd, in numpy.
 
     Returns:
-        Its actions and log-probabilities, and the way back from their gradients, ``[N, A]`` and one
-        number for all rows, to the gradient of ``inputs``.
+        Its actions and log-probabilities, and the backward pass: a function of their gradients,
+        ``[N, A]`` and one number for all rows, which returns the gradient of ``inputs``.
     """
     mean, unbounded = np.split(inputs, 2, -1)
     log_std = unbounded.clip(*LOG_STD_BOUNDS)

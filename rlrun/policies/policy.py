@@ -1,11 +1,11 @@
-"""Policy: what an env runner acts with. Knows nothing of torch, Ray or YAML.
+"""Policy: maps observations to actions in an env runner. Knows nothing of torch, Ray or YAML.
 
-A subclass may be anything that maps observations to actions; the two that rlrun ships are
-`MLPPolicy` (plain numpy) and `TorchPolicy` (any `RLModule`), with a network and a sampler each.
+rlrun's own are `MLPPolicy` (in numpy) and `TorchPolicy` (any `RLModule`), each with a network and a
+sampler.
 
     B  rows of a batch: one for each slot that needs an action
-    P  numbers that parametrise the action distribution of one row
-    K  random numbers that one action takes
+    P  inputs of the action distribution of one row
+    K  random numbers for one action
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from rlrun.data.view_requirement import ViewRequirement
 
 
 class Policy:
-    """What an env runner, which owns the environments, uses to choose actions.
+    """Chooses actions in an env runner, which owns the environments.
 
-    Only `compute_actions` must be written; a policy without weights keeps the other defaults.
+    Only `compute_actions` must be defined; a policy without weights keeps the other defaults.
 
     Attributes:
         view_requirements: views that the policy acts on and learns from, by name. May be edited at
-            any time: a runner looks at it when a fragment begins.
-        unread_views: views that the policy does not read when it acts, though it could; they are
-            not gathered for it.
-        explores: whether actions are sampled where a caller leaves it to the policy; an env runner
+            any time; changes apply from the next fragment on.
+        unread_views: views that the policy does not read when it acts; they are not gathered then.
+        explores: whether actions are sampled if the caller leaves that to the policy; an env runner
             sets it to `env_runners.explore`.
         draws_for_fragments: whether `begin_fragment` does something.
-        noise_correlation: how much of a step's noise lasts into the next, in [0, 1), or 0 for the
-            first random steps of a run; a policy that ever has some begins with it: what
-            `draw_noise` returns must be standard normal then, and the policy is given the
-            autoregressive process that `sampling.action_noise` makes of it.
+        noise_correlation: correlation of the noise of successive steps, in [0, 1); 0 during the
+            random steps of a run. If it is ever used, it must be set from the start and
+            `draw_noise` must return standard normal numbers, of which `sampling.action_noise` makes
+            an autoregressive process.
     """
 
     view_requirements: dict[str, ViewRequirement]
@@ -71,8 +70,8 @@ class Policy:
             obs_batch: preprocessed observations, ``[B, ...]``.
             state_batches: recurrent states, each ``[B, ...]``; empty for feed-forward policies.
             explore: sample (True) or take the most likely action (False); None is `explores`.
-            noise: ``[B, K]``, one row of what `draw_noise` returned, or of the process that
-                `noise_correlation` makes of it; None draws fresh numbers.
+            noise: ``[B, K]``, one step of what `draw_noise` returned, correlated if
+                `noise_correlation` says so; None draws new numbers.
 
         Returns:
             Actions ``[B, ...]``, the new states, and extra values that become batch columns.
@@ -86,10 +85,10 @@ class Policy:
         explore: bool | None = True,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
-        """Choose one action per row, from all views that the policy acts on.
+        """Choose one action per row, given all views that the policy acts on.
 
-        The default hands observations and states (``state_in_k``) to `compute_actions`; a policy
-        with further views takes them here.
+        By default calls `compute_actions` with observations and states (``state_in_k``); a policy
+        with other views overrides it.
 
         Args:
             input_dict: name of the view -> ``[B, ...]``, or ``[B, n, ...]`` with a time axis.
@@ -98,7 +97,7 @@ class Policy:
         return self.compute_actions(input_dict[col.OBS], states, explore=explore, noise=noise)
 
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array | None:
-        """All random numbers of a fragment, ``[length, slots, K]``; None if it uses none."""
+        """All random numbers of a fragment, ``[length, slots, K]``; None if there are none."""
         return None
 
     def begin_fragment(self, rng: np.random.Generator) -> None:
@@ -110,10 +109,10 @@ class Policy:
     def fragment_columns(
         self, columns: Mapping[str, Array], *, explore: bool = True
     ) -> dict[str, Array]:
-        """Columns that follow from a finished fragment's columns, computed once for all its rows.
+        """Columns computed from those of a finished fragment, once for all rows.
 
         Args:
-            columns: actions and the further outputs of `compute_actions`, each ``[N, ...]``.
+            columns: actions and extra values from `compute_actions`, each ``[N, ...]``.
             explore: how the actions were chosen.
         """
         return {}
@@ -124,9 +123,9 @@ class Policy:
         """Edit one agent's chunk of one episode before it enters the train batch.
 
         Args:
-            other_agent_batches: agent -> policy id, policy and chunk of the same episode, of the
-                other agents; rows go together by ``t``.
-            episode: its id, the `eps_id` of the rows.
+            other_agent_batches: for the other agents of the episode, agent -> policy id, policy and
+                chunk; rows correspond by ``t``.
+            episode: the episode's id, the `eps_id` of the rows.
         """
         return batch
 
@@ -135,11 +134,11 @@ class Policy:
         return {}
 
     def compute_gradients(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Gradients of the policy's loss on a batch, for `apply_gradients`, and statistics."""
+        """Gradients of the policy's loss on a batch, for `apply_gradients`; and statistics."""
         raise TypeError(f"{type(self).__name__} defines no compute_gradients()")
 
     def apply_gradients(self, gradients: Any) -> dict[str, Any]:
-        """Improve the policy with what `compute_gradients` returned; statistics."""
+        """Improve the policy with gradients from `compute_gradients`; returns statistics."""
         raise TypeError(f"{type(self).__name__} defines no apply_gradients()")
 
     def get_weights(self) -> Any:
@@ -150,7 +149,7 @@ class Policy:
         """Set the weights to what `get_weights` returned."""
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that a restored policy needs to act the same."""
+        """Everything that a restored policy needs to act in the same way."""
         return {"weights": self.get_weights()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -158,11 +157,11 @@ class Policy:
         self.set_weights(state["weights"])
 
     def is_recurrent(self) -> bool:
-        """Whether the policy has a state that goes from step to step."""
+        """Whether the policy has a recurrent state."""
         return bool(self.get_initial_state())
 
     def get_initial_state(self) -> list[Array]:
-        """The state at an episode's start, one array per state, without batch dimension."""
+        """The recurrent states at an episode's start, without a batch dimension."""
         return []
 
 
