@@ -1,9 +1,8 @@
-"""Learning from train batches as they are sampled: shared settings, and the one skeleton of it.
+"""Learning from train batches as they are sampled: shared settings, and the training step.
 
-Owns the way of a train batch to each policy's learner and of statistics into the result: load,
-update, report. An algorithm adds a function that updates one policy (`PolicyUpdate`); with a loss
-alone, `train_one_step` and `multi_gpu_train_one_step` are such functions. Must not know losses,
-advantages, or how batches are sampled.
+For each policy: load its part of the train batch, update, report statistics. An algorithm adds a
+function that updates one policy (`PolicyUpdate`); with nothing but a loss, `train_one_step` and
+`multi_gpu_train_one_step` do it all. Must not know losses, advantages, or how batches are sampled.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ LearnerStats = Mapping[str, float | None]
 
 
 class OneStepTraining(Section):
-    """A mixin: settings of algorithms that make one gradient step on each train batch."""
+    """A mixin: settings of algorithms that take one gradient step on each train batch."""
 
     train_batch_size: Count = 2000
-    """Env steps collected for one iteration, exactly; one gradient step is made on them."""
+    """Env steps collected for one iteration, exactly; one gradient step is taken on them."""
     microbatch_size: Count | None = None
     """Rows that go through the network at once; their gradients are added. null takes all."""
 
@@ -57,12 +56,13 @@ class ActorCriticTraining(TrainingConfig):
 
 @dataclass(frozen=True)
 class PolicyUpdate(Generic[T]):
-    """What one policy learns from, and what it learns with.
+    """One policy's update: what it learns from, and the means to do so.
 
     Attributes:
-        batch: its part of the train batch, and ``rows``, the same on the learner's device.
-        rng: random numbers of this update.
-        env_steps: where on its schedules the run is.
+        batch: its part of the train batch.
+        rows: the same on the learner's device.
+        rng: generator of this update.
+        env_steps: env steps of the run so far, of which schedules are functions.
     """
 
     policy_id: str
@@ -95,7 +95,7 @@ class PolicyUpdate(Generic[T]):
         *,
         gradient: Gradient | None = None,
     ) -> dict[str, float | None]:
-        """One gradient step on all rows, ``microbatch_size`` at a time; statistics and ``lr``."""
+        """Take one gradient step, ``microbatch_size`` rows at a time; returns as `epochs` does."""
         rows, lr = self.rows, self.lr
         microbatches = rows.microbatches(microbatch_size)
         means = self.learner.accumulate(
@@ -113,10 +113,11 @@ class PolicyUpdate(Generic[T]):
         gradient: Gradient | None = None,
         stop_early: Callable[[dict[str, Tensor]], bool] | None = None,
     ) -> dict[str, float]:
-        """Epochs of shuffled minibatches, see `Learner.update`; statistics and ``lr``.
+        """Take a gradient step on each shuffled minibatch; returns statistics, ``lr`` among them.
 
         Args:
             minibatch_size: rows of one gradient step; None takes all.
+            stop_early: see `Learner.update`.
         """
         size, lr = minibatch_size or self.rows.size, self.lr
         minibatches = self.rows.minibatches(num_epochs, size, self.rng)
@@ -131,7 +132,7 @@ Update = Callable[[PolicyUpdate[T]], LearnerStats]
 
 
 def synchronous_step(algorithm: Algorithm[T], update: Update[T]) -> Result:
-    """One iteration: sample a train batch, update each policy, sync; the `learners` result."""
+    """Sample a train batch, update each policy, sync weights; returns the `learners` result."""
     steps_before = algorithm.env_steps
     result = update_policies(algorithm, algorithm.sample(), update, env_steps=steps_before)
     algorithm.sync_weights()
@@ -149,8 +150,8 @@ def update_policies(
     """Update each policy that learns on its part of a train batch.
 
     Args:
-        env_steps: where on its schedules the run is.
-        every_column: load all columns of numbers, and new_obs, not just actions and views.
+        env_steps: env steps of the run so far, of which schedules are functions.
+        every_column: load new_obs and all columns of numbers, not just actions and views.
 
     Returns:
         ``learner_stats`` and ``num_agent_steps_trained`` by policy, for `training_step` to return.
@@ -178,12 +179,12 @@ def train_one_step(
     *,
     microbatch_size: int | None = None,
 ) -> Result:
-    """One gradient step of each policy, on all of its rows.
+    """Take one gradient step of each policy on all of its rows.
 
     Args:
-        train_batch: of `Algorithm.sample`, with columns added as the loss wants them.
+        train_batch: from `Algorithm.sample`, with any columns added that the loss needs.
         loss: ``loss(module, rows, **loss_arguments) -> (scalar, statistics)``, a mean over rows.
-            ``rows`` has the columns of the batch as tensors, and what the module sees.
+            ``rows`` has the columns of the batch as tensors, and the module's inputs.
         microbatch_size: rows that go through the network at once; None takes all.
 
     Returns:
@@ -206,13 +207,13 @@ def multi_gpu_train_one_step(
     num_epochs: int = 1,
     minibatch_size: int | None = None,
 ) -> Result:
-    """Epochs of minibatch steps of each policy; the batch goes to the device once.
+    """Take a gradient step of each policy on each of its shuffled minibatches, for some epochs.
 
-    With ``learners.num_learners`` each minibatch is shared by so many learners, on as many GPUs if
-    ``learners.num_gpus_per_learner`` gives them any.
+    The batch moves to the device once. With ``learners.num_learners`` that many learners share each
+    minibatch, on a GPU each if ``learners.num_gpus_per_learner`` gives them one.
 
     Args:
-        train_batch, loss: as of `train_one_step`; the loss must be picklable.
+        train_batch, loss: as for `train_one_step`; the loss must be picklable.
         minibatch_size: rows of one gradient step; None takes all.
 
     Returns:

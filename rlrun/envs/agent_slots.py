@@ -1,11 +1,11 @@
-"""Slots: the agents of sub-environments as policies see them, in arrays.
+"""Slots: the agents of sub-environments as rows of a policy's arrays.
 
 A *slot* is one agent of one sub-environment. With one agent each, slots and sub-environments are
-the same, and all act together. With several agents of one policy, an agent has a slot of the policy
-for as long as it takes part in an episode. Owns slots and what steps bring to them; must not know
-how actions are chosen.
+the same, and all act together. With several agents, an agent has a slot of its policy while it
+takes part in an episode. Owns slots and the results of steps in them; must not know how actions are
+chosen.
 
-    S  slots of a policy    k  slots of a step    m  of them, those with an observation
+    S  slots of a policy    k  slots of a step    m  those of the k that have an observation
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class PlannedEpisode:
     reset_seed: int
     """Seed of the environment: the same, unless the episode begins at a soft horizon."""
     mapping_rng: np.random.Generator
-    """Generator for choices of policies."""
+    """Generator of the policy mapping, if that is random."""
 
 
 class EpisodeSource(Protocol):
-    """Which episodes sub-environments run; it is called at the end of each."""
+    """Says which episodes sub-environments run, and is told when they end."""
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
-        """The episode to run now; None: none any more."""
+        """The episode to run now; None if there are no more."""
 
     def ended(
         self,
@@ -62,15 +62,15 @@ class EpisodeSource(Protocol):
         *,
         goes_on: bool,
     ) -> None:
-        """The episode is over; `planned` is the next one.
+        """The episode has ended; `planned` then returns the next one.
 
         Args:
-            agents: all that took part, in their order.
-            goes_on: the environment is not reset, at a soft horizon.
+            agents: all that took part, in order of appearance.
+            goes_on: at a soft horizon: the environment is not reset.
         """
 
     def given_up(self, env_index: int) -> None:
-        """The episode is dropped; `planned` is the one to run instead."""
+        """The episode is dropped; `planned` then returns the one to run instead."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class AgentSlot:
 
     id: Any
     index: int
-    """Index by the order of appearance in the episode."""
+    """Index in order of appearance in the episode."""
     env_index: int
     episode_id: int
     episode_seed: int
@@ -87,24 +87,24 @@ class AgentSlot:
     """Index among the environment's possible agents."""
     policy_id: str
     slot: int = -1
-    """Slot of the agent; -1 before it has one and once it has left."""
+    """Slot of the agent; -1 before it has one and after it has left."""
     credit: float = 0.0
     """Rewards since its last action."""
     total: float = 0.0
-    """Rewards of all its transitions, and `credit`."""
+    """Return so far: rewards of all its transitions, and `credit`."""
     taken: int = 0
-    """Number of its actions in the episode."""
+    """Number of actions it has taken in the episode."""
     observation: Any = None
     """Raw observation, while its action is due."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers of the info with which it left (`report.info_keys`)."""
+    """Numbers of its last info (`report.info_keys`)."""
     unanswered: tuple[int, Any, Any] | None = None
-    """Env step, observation and action of its last action, for recorders, until it is answered."""
+    """Env step, observation and action of its last action until the result comes; for recorders."""
 
 
 @dataclass(slots=True)
 class SlotStep:
-    """A step of the slots of one policy."""
+    """The results of a step in the slots of one policy."""
 
     rewards: Array
     """Rewards since their last actions, float64 ``[k]``."""
@@ -113,22 +113,22 @@ class SlotStep:
     observations: Any
     """Raw observations, batched ``[m, ...]``; may be a buffer."""
     infos: Mapping[int, Mapping[str, Any]] | None = None
-    """Infos by position among the k; None where they are not asked for."""
+    """Infos by position among the k; None if nothing reads them."""
     valid: Array | None = None
-    """Bool ``[k]``, False where the step was no transition; None: all were."""
+    """Bool ``[k]``, False where the step was not a transition; None if all were."""
     fresh: Array | None = None
-    """Bool ``[k]``, False where the environment raised: the observation is the one before it; None:
+    """Bool ``[k]``, False where the environment raised and the observation is an old one; None if
     all are new."""
     slots: Array | None = None
-    """Slots, int ``[k]``, those that go on first; None: all in their order, which all go on."""
+    """Slots, int ``[k]``, first those whose episodes continue; None: all slots, which all do."""
     num_staying: int = 0
-    """Number of slots that go on; they act next."""
+    """Number of slots whose episodes continue; they act next."""
     observed: Array | None = None
-    """Bool ``[k]``; None: all have an observation. A slot that ends may have none."""
+    """Bool ``[k]``; None: all have an observation. A slot whose episode ends may have none."""
     joined: Sequence[AgentSlot] = ()
-    """Agents that join with this step; their slots are among the k, and have no transition."""
+    """Agents that join in this step; their slots are among the k, without a transition."""
     acted: Array | None = None
-    """Bool ``[k]``, False for those that join; None: all have acted."""
+    """Bool ``[k]``, False for agents that join; None if all have acted."""
     steps: Array | None = None
     """Env steps of the episodes, this one included, int ``[k]``; None: the slots' own."""
 

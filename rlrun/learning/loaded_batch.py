@@ -1,7 +1,7 @@
 """LoadedBatch: a train batch on the learner's device, and its minibatches.
 
-Owns the move to the device, once a batch, and the choice of rows for minibatches. Must not know
-losses, optimizers, or the meaning of columns.
+Moves a batch to the device once, and chooses the rows of minibatches. Must not know losses,
+optimizers, or the meaning of columns.
 
     N  rows of a train batch      M  rows of the storage, or of a minibatch
 """
@@ -35,10 +35,10 @@ MAX_ROWS = 4096  # of one forward pass over the whole batch; bounds memory on im
 
 @dataclass(frozen=True)
 class KnownOutputs:
-    """What a module put out for some rows of a batch when they were acted on."""
+    """The module's outputs for some rows of a batch, from when it acted on them."""
 
     rows: Tensor
-    """Which, int ``[K]``."""
+    """Indices of the rows, int ``[K]``."""
     inputs: Tensor
     """Distribution inputs, ``[K, P]``."""
     values: Tensor
@@ -48,18 +48,17 @@ class KnownOutputs:
 class LoadedBatch:
     """Columns of a train batch on the learner's device.
 
-    Observations stay where the runner put them: one storage ``[M, ...]`` with the rows of every
-    step and every final observation once, and two index vectors ``[N]`` into it. Nested ones are a
-    dict or tuple of such storages.
+    Observations are as the runner stored them: one storage ``[M, ...]`` with each observation once,
+    final ones included, and two index vectors ``[N]`` into it. Nested observations are a dict or
+    tuple of such storages.
 
     Args:
-        names: of further columns; ``new_obs`` among them joins the rows of minibatches.
-        device: of all columns, which become tensors; None leaves them arrays, as gradients in
-            closed form take them.
+        names: further columns to load; minibatches have ``new_obs`` only if it is among them.
+        device: where columns become tensors; None leaves them arrays, for gradients in closed form.
 
     Attributes:
-        prepare: applied to each whole minibatch before learners take their parts of it, such as
-            bringing advantages to mean 0; a function of its rows that can be pickled.
+        prepare: applied to each minibatch as a whole, before several learners share it: a picklable
+            function of its rows, which normalises advantages, for example.
     """
 
     prepare: Callable[[Rows], Rows] | None = None
@@ -90,14 +89,13 @@ class LoadedBatch:
     def outputs(
         self, module: RLModule, max_rows: int, known: KnownOutputs | None = None
     ) -> tuple[Any, Any, Any]:
-        """The module on all observations, without their gradients: each observation once.
+        """The module's outputs for all observations, computed once for each, without gradients.
 
         Args:
-            known: what need not be computed; of tensors alone.
+            known: outputs that need not be computed; only where columns are tensors.
 
         Returns:
-            Distribution inputs ``[N, P]`` and values ``[N]`` of every step, and the values ``[N]``
-            of what the step led to.
+            Distribution inputs ``[N, P]``, values ``[N]`` of obs, and values ``[N]`` of new_obs.
         """
         storage, num_rows = self.storage, self._num_stored
         if known is not None:
@@ -137,7 +135,7 @@ class LoadedBatch:
         return Minibatches(self, num_epochs, size, rng)
 
     def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
-        """The rows of `minibatches` before they are prepared."""
+        """The rows of `minibatches`, without `prepare`."""
         for _ in range(num_epochs):
             permutation = self._move(rng.permutation(self.size))
             # Small columns are shuffled once an epoch; observations, which may be large, are not.
@@ -152,7 +150,7 @@ class LoadedBatch:
                 yield minibatch
 
     def microbatches(self, size: int | None) -> Iterator[Rows]:
-        """The rows in their order, at most ``size`` at a time; all at once if that is None."""
+        """The rows in order, at most ``size`` at a time; None takes all at once."""
         for begin in range(0, self.size, size or self.size):
             rows = slice(begin, begin + (size or self.size))
             microbatch = {name: column[rows] for name, column in self.columns.items()}
@@ -163,19 +161,19 @@ class LoadedBatch:
     def to(self, device: torch.device) -> Self:
         """The same batch on another device."""
         moved = copy.copy(self)
-        known: dict[int, Any] = {}  # what is shared stays shared
+        known: dict[int, Any] = {}  # so that shared arrays stay shared
         for name, value in vars(self).items():
             setattr(moved, name, _moved(value, device, known))
         moved._device = None if self._device is None and device.type == "cpu" else device
         return moved
 
     def _move(self, array: NDArray[Any]) -> Any:
-        """The array as a tensor on the device; a nest of tensors if its rows are nested."""
+        """The array as a tensor on the device; as a nest of tensors if its rows are nested."""
         if array.dtype.names is not None:
             return map_leaves(self._move, nest(array))
         if self._device is None:
             return array
-        # torch wants writable memory, and what Ray delivers is not; nothing here writes to it.
+        # torch needs writable memory, and arrays from Ray's object store are read-only.
         if not array.flags.writeable:
             array = array.copy()
         moved = torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
@@ -185,7 +183,7 @@ class LoadedBatch:
 
 @dataclass(frozen=True)
 class Minibatches:
-    """Minibatches of some epochs over a batch. Can be pickled: which rows follow from ``rng``."""
+    """Minibatches of some epochs over a batch; picklable, with ``rng`` to choose the rows."""
 
     batch: LoadedBatch
     num_epochs: int
@@ -206,10 +204,7 @@ class Minibatches:
 def outputs_in_eval_mode(
     rows: LoadedBatch, module: RLModule, known: KnownOutputs | None = None
 ) -> tuple[Any, Any, Any]:
-    """`LoadedBatch.outputs` in evaluation mode, as env runners act: without dropout, for example.
-
-    With it, the numbers that a loss compares with would differ from the runners'.
-    """
+    """`LoadedBatch.outputs` in evaluation mode as in env runners, without dropout, for example."""
     learning = [part for part in module.modules() if part.training]
     module.eval()
     try:
@@ -220,10 +215,10 @@ def outputs_in_eval_mode(
 
 
 def known_outputs(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:
-    """The outputs of rows that were acted on with the weights that the module has now.
+    """The outputs in a batch that env runners computed with the module's present weights.
 
-    None where all are computed: what acting put out is not in the batch, or the module is on a GPU,
-    whose arithmetic is another than that of env runners.
+    None if these outputs are not in the batch, or if the module is on a GPU, whose results differ
+    in the last bits.
     """
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
     needed = {col.WEIGHTS_CHECKSUM, col.ACTION_DIST_INPUTS, col.VF_PREDS}
@@ -236,10 +231,9 @@ def known_outputs(batch: SampleBatch, module: RLModule) -> KnownOutputs | None:
 
 
 def row_selector(storage: Any) -> Callable[[Any], Any]:
-    """Function that copies rows ``[M]`` of a storage that may be nested.
+    """A function that copies rows ``[M]`` of a storage, which may be nested.
 
-    `index_select` copies whole rows, where indexing goes through them element by element; so does
-    numpy's `take`.
+    `index_select`, and numpy's `take`, copy whole rows; indexing copies element by element.
     """
     if isinstance(storage, np.ndarray):
         return partial(storage.take, axis=0)
@@ -252,12 +246,12 @@ def row_selector(storage: Any) -> Callable[[Any], Any]:
 
 
 def num_rows_of(rows: Rows) -> int:
-    """M of a minibatch; a module that sees views alone has no observations in it."""
+    """M of a minibatch, which has no observations if the module has views alone."""
     return next(num_rows(column) for name, column in rows.items() if col.is_countable(name))
 
 
 def moved_rows(rows: Rows, device: torch.device) -> Rows:
-    """These rows on a device: tensors, but for arrays that stay on the CPU."""
+    """These rows on a device, as tensors; on the CPU arrays stay arrays."""
     moved: Rows = _moved(rows, device, {})
     return moved
 
@@ -275,17 +269,17 @@ def _moved(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
 
 
 def as_tensors(rows: Rows, device: torch.device) -> Rows:
-    """These rows as tensors on a device; on the CPU in the same memory. Tensors stay there."""
+    """Arrays among these rows as tensors on a device; on the CPU they share memory."""
     if {*map(type, rows.values())} == {Tensor}:
         return rows
     return {name: to_tensors(column, device) for name, column in rows.items()}
 
 
 def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
-    """Columns with a number for each row, and ``new_obs``; ``obs`` is loaded in any case.
+    """Names of the columns with a number for each row, and ``new_obs``; ``obs`` is always loaded.
 
     Raises:
-        ValueError: a column is no array, or has another number of rows.
+        ValueError: a column is not an array, or has another number of rows.
     """
     names = []
     for name in batch:

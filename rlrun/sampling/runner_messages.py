@@ -1,6 +1,6 @@
-"""Messages between an algorithm and its env runners: specification, request, reply.
+"""Messages between an algorithm and its env runners: specification, request and reply.
 
-Cheap to pickle.
+All are cheap to pickle.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 
 Exploration = dict[str, float] | tuple[dict[str, float], ...]
-"""How far exploring actions of a policy deviate, by name; several for runners that each have their
-own."""
+"""Arguments of `Policy.set_exploration`; one for each runner if they differ."""
 
 PolicyFactory = Callable[..., Policy]
-"""Called with observation and action space and the `model` section, and as ``device=`` with the
-runner's, if it has one."""
+"""Called with observation space, action space and the `model` section, and with ``device=`` if the
+runner has one."""
 
 
 @dataclass(frozen=True)
@@ -39,26 +38,26 @@ class MultiAgentSpec:
     agents: Mapping[str, Any] | str | None = None
     """See `AgentMapping`."""
     count_agent_steps: bool = False
-    """Whether `SampleRequest.length` counts actions of agents, and not steps of environments."""
+    """Whether `SampleRequest.length` counts agent steps rather than env steps."""
     factories: Mapping[str, PolicyFactory] = field(default_factory=dict)
-    """What makes the policies, by id; `RunnerSpec.policy_factory` makes those that are not here."""
+    """Factories by policy id; `RunnerSpec.policy_factory` makes the other policies."""
 
 
 @dataclass(frozen=True)
 class RunnerCallbacks:
-    """Callbacks some of whose methods run in env runners."""
+    """Callbacks with methods that run in env runners."""
 
     spec: UseSpec
     methods: frozenset[str]
-    """Those that their class defines."""
+    """Names of the methods that their class defines."""
 
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """All that a runner needs to know; cheap to pickle, free of the algorithm's settings."""
+    """Everything that a runner needs to know, without the algorithm's settings."""
 
     env: EnvSpec
-    """A name, or a class or function that makes the environment, stands for the whole."""
+    """May be given as a name, or as a class or function that makes the environment."""
     settings: EnvRunnersConfig = field(default_factory=EnvRunnersConfig)
     connectors: ConnectorsConfig = field(default_factory=ConnectorsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -70,7 +69,7 @@ class RunnerSpec:
     gamma: float = 0.99
     """Discount of the return whose standard deviation `normalize_rewards` divides by."""
     callbacks: tuple[RunnerCallbacks, ...] = ()
-    """Callbacks that the runner calls, with instances of its own."""
+    """Callbacks of which the runner makes its own instances."""
     info_keys: tuple[str, ...] = ()
     """Numbers of an episode's last info that its record gets."""
     policy_factory: PolicyFactory = build_policy
@@ -78,11 +77,11 @@ class RunnerSpec:
     multi_agent: MultiAgentSpec | None = None
     """The policies of an environment with several agents."""
     device: str | None = None
-    """Where torch computes what policies do, which then includes MLPs: "cuda"; None is the CPU, and
-    numpy for MLPs. Custom policies choose for themselves."""
+    """Torch device of policies, MLPs included: "cuda"; None is the CPU, where MLPs act in numpy.
+    Custom policies choose for themselves."""
 
     def of_actors(self) -> RunnerSpec:
-        """The spec of runners that are Ray actors: with GPUs policies act on the first."""
+        """The spec of runners that are Ray actors; with GPUs, policies act on the first one."""
         return replace(self, device="cuda") if self.settings.num_gpus_per_env_runner else self
 
     def __post_init__(self) -> None:
@@ -93,7 +92,7 @@ class RunnerSpec:
 
     @property
     def code(self) -> dict[str, Any]:
-        """What it names that has no import path, and so is sent along, by name."""
+        """Code named in the spec that has no import path and so is sent along, by name."""
         text = repr(vars(self))
         return {name: code for name, code in {**ENVS, **GIVEN}.items() if f"'{name}'" in text}
 
@@ -108,10 +107,10 @@ class RunnerSpec:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What a runner is asked for. The weights travel beside it, once for all runners."""
+    """A request for one fragment. Weights are sent separately, once for all runners."""
 
     fragment: int
-    """Counts the requests of a run; the action noise is keyed by it."""
+    """Number of the request in the run; it seeds the action noise."""
     length: int
     """Steps of each sub-environment."""
     weights_version: int = 0
@@ -120,12 +119,12 @@ class SampleRequest:
     exploration: Mapping[str, Exploration] = field(default_factory=dict)
     """Arguments of `Policy.set_exploration`, by policy id."""
     leave_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Columns that the batch of a policy need not have, by its id."""
+    """Columns to leave out of batches, by policy id."""
     policies: Mapping[str, PolicySettings] | None = None
     """All present policies, if there are several; they may come and go."""
 
     def get_state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; the rest is the run's settings (`request_of`)."""
+        """The parts that checkpoints need; the rest is in the run's settings."""
         return {
             "fragment": self.fragment,
             "weights_version": self.weights_version,
@@ -136,14 +135,14 @@ class SampleRequest:
 
 
 def lone_request(settings: EnvRunnersConfig, fragment: int, weights_version: int) -> SampleRequest:
-    """The request of a runner that samples by itself: a fragment with the present weights."""
+    """The request of a standalone runner: a fragment with the present weights."""
     length = settings.rollout_fragment_length
     return SampleRequest(fragment, 200 if length == "auto" else length, weights_version)
 
 
 @dataclass(frozen=True)
 class SampleReply:
-    """One fragment and what happened on the way."""
+    """One fragment, with counts and statistics."""
 
     runner_index: int
     weights_version: int
@@ -153,7 +152,7 @@ class SampleReply:
     agent_steps: int
     """Transitions of all agents; with one agent the env steps."""
     vector_steps: int
-    """Times that all sub-environments were stepped together."""
+    """Number of steps of all sub-environments together."""
     episodes: list[EpisodeRecord]
     connector_deltas: dict[str, Any]
     """Statistics gathered since the last reply, for the central connectors to merge."""
@@ -162,11 +161,11 @@ class SampleReply:
     longest_running_episode: int
     """Env steps of the longest episode that has not ended."""
     faulty_episodes: int
-    """Episodes dropped so far because their environment raised, by those it replaced, too."""
+    """Episodes dropped so far because their environment raised; includes replaced runners'."""
 
     @property
     def batch(self) -> SampleBatch | MultiAgentBatch:
-        """The rows: a SampleBatch where the default policy is the only one."""
+        """The rows; a SampleBatch if the default policy is the only one."""
         return self.batches.unwrapped()
 
 
@@ -175,9 +174,9 @@ def tell_exploration(
     exploration: Mapping[str, Exploration],
     runner_index: int | None = None,
 ) -> None:
-    """Set the exploration of a runner's policies; 0, the local runner, counts as the first.
+    """Set the exploration of a runner's policies; runner 0, the local one, counts as the first.
 
-    Without a runner it is the last one's: where runners differ, that one explores least.
+    Without a runner it is that of the last one, which explores least where runners differ.
     """
     for policy_id, settings in exploration.items():
         if policy_id in policies:
@@ -188,7 +187,7 @@ def tell_exploration(
 
 
 def for_policy(spec: RunnerSpec, policy_id: str, settings: PolicySettings) -> RunnerSpec:
-    """The spec as it is for one of several policies: what makes it, and its own discount."""
+    """The spec for one of several policies, with its own factory and discount."""
     assert spec.multi_agent is not None
     made_from = settings.like or policy_id
     factory = spec.multi_agent.factories.get(made_from, spec.policy_factory)
