@@ -1,8 +1,9 @@
-"""Actions on their way from the policy to the environments.
+"""The built-in connector of actions: unsquashing, clipping, and the shape of the action space.
 
-Owns stretching to the bounds, clipping, and the shape that a batched action space wants. The batch
-keeps the policy's own action: what leaves here goes to the environments only. Must not know of
-environments, networks or torch. n rows; see `policies.action_sampling` for the policy's arrays.
+Only the environments receive the result; batches keep the policy's own actions. Must not know of
+environments, networks or torch. For the policy's arrays see `policies.action_sampling`.
+
+    n  rows
 """
 
 from typing import Any
@@ -16,20 +17,20 @@ from rlrun.policies.action_sampling import ActionLeaf, action_layout
 
 
 class ActionPipeline(Connector):
-    """From the policy's action array [n] or [n, K] to actions for a batch of environments.
+    """Turns the policy's action array [n] or [n, K] into actions for a batch of environments.
 
-    Arrays that leave are read-only: where an environment writes into its action, numpy raises,
-    and the training data stay as they are.
+    The result is read-only: if an environment writes into its action, numpy raises, and the
+    training data are not corrupted.
 
     Args:
         action_space: of one environment.
-        normalize: a Box bounded on both sides is acted in as [-1, 1]: its actions become
-            ``low + (a + 1) (high - low) / 2``, then are clipped to the bounds.
+        normalize: unsquash actions in a bounded Box, in which the policy acts as in [-1, 1]: they
+            become ``low + (a + 1) (high - low) / 2``, clipped to the bounds.
         clip: clip other Boxes to their bounds.
 
     Attributes:
-        identity: True for a plain Discrete space of int64 from 0, whose actions pass unchanged.
-        leaves: what becomes of each leaf's columns.
+        identity: whether actions pass unchanged: for a Discrete space of int64 from 0.
+        leaves: the transformation of each leaf's columns.
     """
 
     def __init__(self, action_space: gym.Space[Any], *, normalize: bool, clip: bool) -> None:
@@ -41,7 +42,7 @@ class ActionPipeline(Connector):
         self.identity = plain and action_space.start == 0  # type: ignore[attr-defined]
 
     def __call__(self, actions: Array) -> Any:
-        """N actions of the policy -> n actions of the action space, batched as gymnasium does.
+        """A batch of the policy's actions -> actions of the space, batched as in gymnasium.
 
         Nested spaces give a dict or tuple with one array [n, ...] for each leaf.
         """
@@ -57,9 +58,9 @@ class LeafActions:
     """The transformation of one leaf's columns: ``columns * scale + offset``, within ``bounds``.
 
     Attributes:
-        columns: of the policy's actions.
+        columns: the leaf's columns in the policy's actions.
         shape, dtype: of one action of the leaf.
-        scale, offset, bounds: None where there is nothing to do.
+        scale, offset, bounds: None if not needed.
     """
 
     def __init__(self, leaf: ActionLeaf, normalize: bool, clip: bool) -> None:

@@ -1,13 +1,13 @@
-"""Connector: a step that data takes between the environments and the policy.
+"""Connector: transforms data between the environments and the policy.
 
-Owns the interface: how a connector is called depends on its place; how its state is saved and
+Owns the interface: how a connector is called depends on its place, how its state is saved and
 shared does not. Numpy only; must not know of torch, Ray or its callers.
 
 | place                                        | called with                                    |
 |----------------------------------------------|------------------------------------------------|
 | `env_runners.env_to_module_connector`        | observations of n slots, and a `SlotHistory`   |
 | `env_runners.module_to_env_connector`        | the policy's actions [B, ...], and the same    |
-| `observations`, `actions`, `rewards` (built in) | see each of them                            |
+| `observations`, `actions`, `rewards` (built in) | see there                                    |
 
 State that is learned from data (a filter's statistics) exists once in the training process and once
 in each env runner. Each iteration the training process merges what the runners' connectors return
@@ -25,12 +25,12 @@ State = dict[str, Any]
 
 
 class Connector(ABC):
-    """Base class of everything between the environments and the policy.
+    """Base class of all connectors.
 
-    Only ``__call__`` must be written; a connector that learns nothing keeps the other defaults.
+    Only ``__call__`` must be defined; a connector that learns nothing keeps the other defaults.
 
     Attributes:
-        identity: True when calling it returns its first argument; callers may skip the call.
+        identity: whether calling it returns its first argument; callers may skip the call then.
     """
 
     identity: bool = False
@@ -49,7 +49,7 @@ class Connector(ABC):
         return space
 
     def get_state(self) -> State:
-        """Everything that makes another object of the same construction act the same.
+        """Everything that another object with the same arguments needs to act in the same way.
 
         In an env runner that includes what belongs to single slots. The training process's copy has
         no slots (``env.num_envs`` is 0), so its state is only what was learned.

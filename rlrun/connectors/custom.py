@@ -1,9 +1,8 @@
-"""Custom connectors: how they are made, and the pipelines that begin with them.
+"""Custom connectors: how they are made, and pipelines of custom and default connectors.
 
-Owns `env_runners.env_to_module_connector` and `module_to_env_connector`: connectors, in their
-order, before the default ones. Used only where there are custom connectors or the defaults are
-switched off, so that other experiments do not pay for them. Must not
-know of environments, torch or Ray.
+Owns `env_runners.env_to_module_connector` and `module_to_env_connector`, whose connectors run in
+order before the default ones. Used only if there are custom connectors or the defaults are switched
+off, so that other experiments do not pay for them. Must not know of environments, torch or Ray.
 
     B  slots    n  rows, of some slots
 """
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConnectedEnv:
-    """What a connector knows of the environments; the names are gymnasium's."""
+    """What connectors may know about the environments, with gymnasium's names."""
 
     single_observation_space: gym.Space[Any]
     """Of one environment, before any connector."""
     single_action_space: gym.Space[Any]
-    """Of one environment, behind all connectors."""
+    """Of one environment, after all connectors."""
     num_envs: int
     """B; 0 in the training process, whose copy only merges what was learned. With several agents a
     slot is one agent of one environment, of all agents that the policy may ever act for."""
@@ -47,14 +46,14 @@ class ConnectedEnv:
 
 @dataclass(frozen=True)
 class NamedConnector:
-    """One connector and what the experiment calls it."""
+    """A connector and its name in the experiment."""
 
     name: str
     connector: Connector
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Turn what the connector raises into a ConnectorError with its name."""
+    def named_in_errors(self) -> Iterator[None]:
+        """Turn exceptions of the connector into ConnectorErrors with its name."""
         try:
             yield
         except ConnectorError:
@@ -63,12 +62,12 @@ class NamedConnector:
             raise ConnectorError(f"{user_traceback(error)}connector {self.name} failed") from None
 
     def run(self, rows: Any, history: SlotHistory, space: gym.Space[Any] | None) -> Any:
-        """What the connector makes of rows; one for each slot, and in ``space`` if that is given.
+        """Call the connector; returns its rows, one for each slot, in ``space`` if that is given.
 
         Raises:
-            ConnectorError: it raised, or did not do that.
+            ConnectorError: it raised, or its rows are not like that.
         """
-        with self.blamed():
+        with self.named_in_errors():
             rows = self.connector(rows, history)
         if isinstance(rows, dict | tuple):
             return rows
@@ -92,10 +91,10 @@ def make_connectors(
 
     Args:
         setting: key in `env_runners`, for messages.
-        offered: by name, arguments that classes and functions get if they have such a parameter.
+        offered: arguments for classes and functions that have parameters of these names.
 
     Raises:
-        ConnectorError: one raised, or made something else than connectors.
+        ConnectorError: one raised, or made something other than connectors.
     """
     connectors: list[NamedConnector] = []
     for spec in specs:
@@ -151,20 +150,20 @@ class _ConnectorStates:
         for position in sorted(which, key=int):
             named = self._connectors[int(position)]
             arguments = (which[position],) if isinstance(which, Mapping) else ()
-            with named.blamed():
+            with named.named_in_errors():
                 answers[position] = ask(named.connector, *arguments)
         return answers
 
 
 class EnvToModule(Connector):
-    """Custom connectors, then what happens to observations by default.
+    """Custom connectors of observations, then the default pipeline.
 
     Args:
-        connectors: in their order.
-        env: what comes in.
-        history: records what comes in, and is passed to each connector.
-        make_default: from the space that leaves the connectors to the default pipeline; None:
-            there is none.
+        connectors: in order.
+        env: the environments that observations come from.
+        history: records the raw observations; passed to each connector.
+        make_default: makes the default pipeline, given the connectors' output space; None if there
+            is none.
 
     Attributes:
         output_space: of one row of the result.
@@ -182,7 +181,7 @@ class EnvToModule(Connector):
         self._all = np.arange(env.num_envs)
         self._spaces = []
         for named in connectors:
-            with named.blamed():
+            with named.named_in_errors():
                 space = named.connector.connect(space)
             self._spaces.append(space)
         self._default = None if make_default is None else make_default(space)
@@ -212,13 +211,13 @@ class EnvToModule(Connector):
         return as_rows(self.output_space, observations) if self._nested else observations
 
     def preprocess(self, observations: Any) -> Array:
-        """The bytes of raw observations, uint8 [n, bytes]: a function of them alone."""
+        """The bytes of raw observations, uint8 [n, bytes], which depend on nothing else."""
         parts = [np.ascontiguousarray(leaf) for leaf in leaves(self._raw_space, observations)]
         rows = len(parts[0])
         return np.concatenate([part.reshape(rows, -1).view(np.uint8) for part in parts], axis=1)
 
     def get_state(self) -> State:
-        """What the connectors and the default pipeline keep, and the history."""
+        """The states of the connectors, the default pipeline and the history."""
         state = {"connectors": self._states.get_state()}
         if self._default is not None:
             state["default"] = self._default.get_state()
@@ -239,12 +238,12 @@ class EnvToModule(Connector):
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:
-        """What the connectors and the filter learned since the last flush."""
+        """The deltas of the connectors and the filter since the last flush."""
         default = {} if self._default is None else self._default.flush_deltas()
         return {"connectors": self._states.flush_deltas(), "default": default}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the flushed deltas of other pipelines."""
+        """Merge the deltas of other pipelines."""
         deltas = list(deltas)
         self._states.apply_deltas([delta["connectors"] for delta in deltas])
         if self._default is not None:
@@ -252,18 +251,18 @@ class EnvToModule(Connector):
 
 
 class ModuleToEnv(Connector):
-    """Custom connectors, then what happens to actions by default.
+    """Custom connectors of actions, then the default pipeline.
 
     Args:
-        connectors: in their order.
-        env: where the actions go.
-        history: handed to each connector, and told what an action of the policy looks like.
-        default: from the arrays that leave the connectors to the environments; None: none.
+        connectors: in order.
+        env: the environments that the actions go to.
+        history: passed to each connector; its `no_action` is set here.
+        default: the default pipeline; None if there is none.
 
     Attributes:
         input_space: of the policy's actions.
-        sent: the arrays [B, ...] that left the connectors last; a running episode is replayed from
-            these, without asking the connectors again.
+        sent: the latest output [B, ...] of the connectors, from which episodes are replayed without
+            calling the connectors again.
     """
 
     def __init__(
@@ -280,7 +279,7 @@ class ModuleToEnv(Connector):
                 "env_runners.add_default_connectors_to_module_to_env_pipeline"
             )
         for named in reversed(connectors):
-            with named.blamed():
+            with named.named_in_errors():
                 space = named.connector.connect(space)
         self._connectors, self._history, self._default = connectors, history, default
         self._all = np.arange(env.num_envs)
@@ -291,12 +290,12 @@ class ModuleToEnv(Connector):
         self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(self, actions: Array) -> Any:
-        """Actions of the policy [B, ...] -> what the environments take."""
+        """Actions of the policy [B, ...] -> actions of the environments."""
         self.sent = self.customised(actions, self._all)
         return self.send(self.sent)
 
     def customised(self, actions: Array, slots: Array) -> Array:
-        """What the connectors make of actions of these slots [n, ...]; read-only."""
+        """The connectors' output [n, ...] for actions of these slots; read-only."""
         self._history.slots = slots
         for named in self._connectors:
             actions = named.run(actions, self._history, None)
@@ -305,11 +304,11 @@ class ModuleToEnv(Connector):
         return sent
 
     def send(self, actions: Array) -> Any:
-        """What is done to actions behind the connectors."""
+        """The default pipeline's output for the connectors' output."""
         return actions if self._default is None else self._default(actions)
 
     def get_state(self) -> State:
-        """What the connectors keep."""
+        """The states of the connectors."""
         return self._states.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -317,9 +316,9 @@ class ModuleToEnv(Connector):
         self._states.set_state(state)
 
     def flush_deltas(self) -> State:
-        """What the connectors learned since the last flush."""
+        """The deltas of the connectors since the last flush."""
         return self._states.flush_deltas()
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the flushed deltas of other pipelines."""
+        """Merge the deltas of other pipelines."""
         self._states.apply_deltas(deltas)

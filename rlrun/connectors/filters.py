@@ -1,8 +1,9 @@
-"""Running statistics and the filter that normalises by them.
+"""MeanStdFilter: normalises rows by their running mean and standard deviation.
 
-Owns mean and variance of a stream of rows: learned batch by batch, merged exactly between processes
-(Chan, Golub and LeVeque 1979), in float64 for data of any type. Must not know of spaces or
-environments. Shapes: n rows, D features.
+The statistics are updated batch by batch and merged exactly between processes (Chan, Golub and
+LeVeque 1979), in float64. Must not know of spaces or environments.
+
+    n  rows
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,16 +35,16 @@ class RunningStat:
         self.m2 = np.zeros(shape)
 
     def update(self, rows: Array) -> None:
-        """Learn rows [n, ...]."""
+        """Add rows [n, ...]."""
         self.merge(self.batch(rows))
 
     def batch(self, rows: Array) -> "RunningStat":
-        """The statistics of rows [n, ...] alone, ready to be merged into this object."""
+        """The statistics of rows [n, ...] alone, to be merged into this object."""
         stat = RunningStat(rows.shape[1:])
         count = len(rows)
         if count:
-            # Shifted by the mean known so far, or by a row: a feature that never changes then has
-            # exactly its value as mean, and exactly zero M2.
+            # Shifted by the mean so far, or by a row: the mean of a feature that never changes is
+            # then exactly its value, and M2 exactly zero.
             shift = self.mean if self.count else rows[0].astype(np.float64)
             deviations = rows - shift
             offset = np.add.reduce(deviations) / count
@@ -54,7 +55,7 @@ class RunningStat:
         return stat
 
     def merge(self, other: "RunningStat") -> None:
-        """Learn all that ``other`` has seen."""
+        """Add all rows that ``other`` has seen."""
         if other.count == 0:
             return
         if self.count == 0:
@@ -71,20 +72,20 @@ class RunningStat:
         self.count = total
 
     def variance(self) -> Array:
-        """Sample variance M2 / (n - 1); mean squared after one row, 1 before the first."""
+        """Sample variance M2 / (n - 1); the squared mean after one row, 1 before the first."""
         if self.count > 1:
             return self.m2 / (self.count - 1)
         return np.square(self.mean) if self.count else np.ones_like(self.mean)
 
     def get_state(self) -> State:
-        """Copies of the three numbers."""
+        """Copies of count, mean and M2."""
         return {"count": self.count, "mean": self.mean.copy(), "m2": self.m2.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`.
 
         Raises:
-            ValueError: when the shapes differ.
+            ValueError: the shapes differ.
         """
         other = RunningStat.from_state(state)
         if other.mean.shape != self.mean.shape:
@@ -104,20 +105,20 @@ class RunningStat:
 
 
 class MeanStdFilter(Connector):
-    """Normalises rows to mean 0 and standard deviation 1 by all rows seen so far.
+    """Normalises rows to mean 0 and standard deviation 1 over all rows seen so far.
 
-    ``y = clip((x - mean) / (std + 1e-6), -clip, clip)``. A batch is learned before it is
-    normalised. RLlib's observation filter does not clip; without it, the first rows of a feature
-    that hardly varies reach the network as thousands.
+    ``y = clip((x - mean) / (std + 1e-6), -clip, clip)``. A batch is added to the statistics before
+    it is normalised. RLlib's observation filter does not clip; without clipping, the first rows of
+    a feature that hardly varies reach the network as thousands.
 
     Args:
         shape: of one row.
-        normalized: bool array of that shape; features where it is False pass unchanged and are not
-            learned. None: all of them are normalised.
+        normalized: bool array of that shape: which features to normalise; others pass unchanged.
+            None normalises all.
         clip: bound on the absolute value of the result.
 
     Attributes:
-        columns: index of the normalised features in rows ``[n, ...]``; None: all are.
+        columns: index of the normalised features in rows ``[n, ...]``; None if all are.
         scale: 1 / (std + 1e-6) of those features, float64.
         clip: see above.
     """
@@ -145,8 +146,8 @@ class MeanStdFilter(Connector):
 
         Args:
             rows: float32 or float64.
-            update: learn them first, or those where it is true, bool [n]; False leaves the filter
-                as it is (evaluation).
+            update: whether to add the rows to the statistics first, for all or for each, bool [n];
+                False in evaluation.
         """
         if self.columns is None:
             return self._normalize(rows, update)
@@ -169,14 +170,14 @@ class MeanStdFilter(Connector):
 
     @property
     def mean(self) -> Array:
-        """Of the normalised features, float64."""
+        """The mean of the normalised features, float64."""
         return self._stat.mean
 
     def _refresh(self) -> None:
         self.scale = 1.0 / (np.sqrt(self._stat.variance()) + STD_OFFSET)
 
     def get_state(self) -> State:
-        """The statistics, and what of them is not flushed yet."""
+        """The statistics, and those since the last flush."""
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -186,13 +187,13 @@ class MeanStdFilter(Connector):
         self._refresh()
 
     def flush_deltas(self) -> State:
-        """The statistics of the rows learned since the last flush."""
+        """The statistics of the rows since the last flush."""
         deltas = self._deltas.get_state()
         self._deltas = RunningStat(self._deltas.mean.shape)
         return deltas
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge flushed deltas; the result is one filter over the rows of all runners."""
+        """Merge deltas: the result is as if one filter had seen the rows of all runners."""
         for delta in deltas:
             self._stat.merge(RunningStat.from_state(delta))
         self._refresh()

@@ -1,12 +1,12 @@
-"""Observations on their way from the environments to the policy.
+"""The built-in connector of observations: a preprocessor and an observation filter.
 
-Owns preprocessing and the observation filter. Must not know of environments, networks or torch.
-n rows; a batch of observations is what gymnasium's vector environments return: an array [n, ...],
-or a dict or tuple of those for nested spaces, which become one structured array (`data.nested`).
+Must not know of environments, networks or torch. A batch of n observations is as gymnasium's vector
+environments return it: an array [n, ...], or a dict or tuple of arrays for nested spaces, which
+become one structured array (`data.nested`).
 
 | observation space           | becomes                                                       |
 |-----------------------------|---------------------------------------------------------------|
-| Box                         | float32 of its shape; uint8 images [H, W, C], [H, W] stay so  |
+| Box                         | float32 of its shape; uint8 images [H, W, C], [H, W]: as is   |
 | Discrete(n)                 | one-hot float32 [n]                                           |
 | MultiDiscrete(nvec)         | the one-hots of its components, float32 [sum(nvec)]           |
 | MultiBinary                 | float32, flat                                                 |
@@ -59,14 +59,14 @@ class ObservationPipeline(Connector):
 
     Attributes:
         output_space: of one row of the result: a Box, or the raw space without a preprocessor.
-        identity: True when batches pass unchanged.
-        preprocessor, filter: None where there is nothing to do.
-        splits: whether an action mask goes past the preprocessor.
-        filtered_part: the part of the observations that is filtered beside an action mask, or None.
+        identity: whether batches pass unchanged.
+        preprocessor, filter: None if there is nothing to do.
+        splits: whether an action mask bypasses the preprocessor.
+        filtered_part: key of the part to filter, if there is an action mask besides.
 
     Raises:
-        TypeError: for a space that cannot be preprocessed.
-        ConfigError: for observations of nothing, and for a filter of others than floats in a Box.
+        TypeError: the space cannot be preprocessed.
+        ConfigError: observations are empty, or the filter does not get floats in a Box.
     """
 
     def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
@@ -108,10 +108,10 @@ class ObservationPipeline(Connector):
     def __call__(self, observations: Any, *, update: bool | Array = True) -> Any:
         """One batch of raw observations -> one row of ``output_space`` each.
 
-        The result is the argument itself where nothing is to be done, else a new array.
+        The result is the argument itself if there is nothing to do, else a new array.
 
         Args:
-            observations: n of them, batched; any subset of the sub-environments will do.
+            observations: a batch, of all sub-environments or some.
             update: see `MeanStdFilter`; False in evaluation.
         """
         observations = self.preprocess(observations)
@@ -145,7 +145,7 @@ class ObservationPipeline(Connector):
         """Restore a state from `get_state`.
 
         Raises:
-            ValueError: when only one of the two has a filter; policies act on what they learned on.
+            ValueError: only one of the two has a filter.
         """
         if bool(state) != (self.filter is not None):
             had = "MeanStdFilter" if state else "NoFilter"
@@ -154,28 +154,28 @@ class ObservationPipeline(Connector):
             self.filter.set_state(state)
 
     def flush_deltas(self) -> State:
-        """The statistics of what the filter learned since the last flush."""
+        """The filter's statistics since the last flush."""
         return {} if self.filter is None else self.filter.flush_deltas()
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the flushed deltas of other pipelines into the filter."""
+        """Merge the deltas of other pipelines into the filter."""
         if self.filter is not None:
             self.filter.apply_deltas(deltas)
 
 
 class Preprocessor:
-    """Turns batches of raw observations into one array each; learns nothing.
+    """Turns each batch of raw observations into one array; has no state.
 
     Args:
         space: of one raw observation.
-        keep_images: leave uint8 images as they are; the networks scale them. Nested spaces that
-            hold images always stay as they are, for networks that join their parts.
+        keep_images: leave uint8 images as they are, for networks that scale them. Nested spaces
+            with images are always left as they are, for networks that join their parts.
 
     Attributes:
         output_space: of one row of the result.
-        identity: True when batches pass unchanged.
+        identity: whether batches pass unchanged.
         continuous: bool array of the output's shape: which features come from a Box.
-        leaves: what becomes of each leaf; empty where only the type may change.
+        leaves: the leaves and their columns; empty where only the dtype may change.
     """
 
     def __init__(self, space: gym.Space[Any], *, keep_images: bool = True) -> None:
@@ -199,7 +199,7 @@ class Preprocessor:
         self.continuous = np.concatenate([np.full(leaf.width, leaf.is_box) for leaf in self.leaves])
 
     def __call__(self, observations: Any) -> Array:
-        """N raw observations, batched -> array [n, ...]."""
+        """A batch of n raw observations -> array [n, ...]."""
         if not self.leaves:
             return np.asarray(observations, dtype=self.output_space.dtype)
         batches = [_at(observations, leaf.path) for leaf in self.leaves]
@@ -228,7 +228,7 @@ class ObservationLeaf:
     categories: int
     """Number of one-hot groups; 0 for numbers that are copied."""
     first_columns: NDArray[np.int64]
-    """Column of each group's category 0, less the value that stands for it."""
+    """Column of each group's first category, minus that category's value."""
 
 
 def _leaves(space: gym.Space[Any]) -> Iterator[ObservationLeaf]:

@@ -1,7 +1,7 @@
-"""Rewards on their way from the environments into the batch.
+"""The built-in connector of rewards: clipping and normalisation.
 
-Owns clipping and normalisation of what the policy learns from; reported returns are summed before,
-from the environments' own rewards. Must not know of environments, networks or torch.
+The policy learns from the result; reported returns are sums of the environments' own rewards. Must
+not know of environments, networks or torch.
 
     k  slots of a step
 """
@@ -21,18 +21,17 @@ NORMALIZED_CLIP = 10.0
 class RewardPipeline(Connector):
     """Clips rewards, then divides them by the running standard deviation of the discounted return.
 
-    The return of each slot is accumulated over its episode and starts at 0 in the next one; no mean
-    is subtracted, which would change what is optimal; the result is clipped to [-10, 10]
-    ("The 37 Implementation Details of PPO", continuous details 8 and 9).
+    The return of each slot is accumulated over its episode and starts at 0 in the next one. No mean
+    is subtracted, as that would change what is optimal. The result is clipped to [-10, 10] ("The 37
+    Implementation Details of PPO", continuous details 8 and 9).
 
     Args:
-        clip: True keeps the sign alone, a number clips to plus or minus that, False or None does
-            nothing.
+        clip: True takes the sign, a number clips to plus or minus that, False or None does nothing.
         normalize: divide by the running standard deviation.
         gamma: discount of the accumulated return.
 
     Attributes:
-        identity: True when rewards pass unchanged.
+        identity: whether rewards pass unchanged.
     """
 
     def __init__(self, *, clip: bool | float | None, normalize: bool, gamma: float) -> None:
@@ -60,9 +59,9 @@ class RewardPipeline(Connector):
             rewards: as the environments gave them.
             terminateds: bool [k].
             truncateds: bool [k].
-            returns: the slots' discounted returns so far, float64 [k], brought up to date in place.
-            valid: bool [k], False in slots whose step was no transition; None: all were.
-            update: let the statistics learn; False in evaluation.
+            returns: the slots' discounted returns so far, float64 [k], updated in place.
+            valid: bool [k], False in slots whose step was not a transition; None if all were.
+            update: whether to update the statistics; False in evaluation.
         """
         if self.identity:
             return rewards
@@ -90,7 +89,7 @@ class RewardPipeline(Connector):
         returns[dones] = 0.0
 
     def _std(self) -> float:
-        """Standard deviation of the returns; 1 while they have not varied."""
+        """Standard deviation of the returns; 1 while they are all equal."""
         variance = float(self._stat.variance()) if self._stat.count > 1 else 0.0
         return float(np.sqrt(variance)) if variance > 0.0 else 1.0
 
@@ -116,7 +115,7 @@ class RewardPipeline(Connector):
         return deltas
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the flushed deltas of other pipelines."""
+        """Merge the deltas of other pipelines."""
         for delta in deltas:
             if self._normalize:
                 self._stat.merge(RunningStat.from_state(delta))

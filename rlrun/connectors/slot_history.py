@@ -1,9 +1,8 @@
-"""SlotHistory: what a custom connector may look back on.
+"""SlotHistory: the last steps of each slot's running episode, for custom connectors.
 
-Owns the last steps of each slot's running episode. A slot is one agent of one
-sub-environment; with several agents slots do not step together. Reaching back is bounded by
-`env_runners.episode_lookback_horizon`, wherever a fragment was cut, so that no result depends on
-fragments. Must not know of environments, policies or connectors.
+A slot is one agent of one sub-environment; with several agents, slots do not step together. The
+history reaches back over fragments, by `env_runners.episode_lookback_horizon` steps, so that no
+result depends on where fragments were cut. Must not know of environments, policies or connectors.
 
     B  slots    n  rows of the present call    H  horizon    k  steps asked for, at most H
 """
@@ -21,7 +20,7 @@ from rlrun.data.column_data import Array
 
 
 class SlotHistory:
-    """The last H steps of B slots; nothing in it is from an episode before.
+    """The last H steps of B slots, of the running episodes alone.
 
     Args:
         num_slots: B.
@@ -29,8 +28,8 @@ class SlotHistory:
         space: of one raw observation.
 
     Attributes:
-        slots: which slots the rows of the present call belong to, int [n].
-        update: False in evaluation, where nothing may be learned from the rows.
+        slots: slots of the rows of the present call, int [n].
+        update: False in evaluation, where connectors must not learn from the rows.
         no_action: zeros in the shape and dtype of one action of the policy.
     """
 
@@ -41,23 +40,23 @@ class SlotHistory:
         self._space = space
         self.slots: Array = np.arange(num_slots)
         self.update = True
-        # Rings of H + 1 places, [H + 1, B, ...].
+        # Ring buffers of H + 1 places, [H + 1, B, ...].
         self._now = np.zeros(num_slots, np.int64)  # place of the present step
         self._steps = np.zeros(num_slots, np.int64)
         self._rings: dict[str, Array] = {}
 
     @property
     def steps(self) -> Array:
-        """The present step of each row's episode, int [n]; 0 with the first observation."""
+        """The step of each row's episode, int [n]; 0 at the first observation."""
         return self._steps[self.slots]
 
     def rewards(self, k: int) -> Array:
-        """The last k rewards, as the environments gave them; float32 [n, k], latest last.
+        """The last k rewards, as the environments returned them, float32 [n, k], latest last.
 
         Steps before the episode are 0.
 
         Raises:
-            ValueError: k is more than H; likewise in `actions` and `observations`.
+            ValueError: k is greater than H; also in `actions` and `observations`.
         """
         return self._last("rewards", k, np.zeros((), np.float32))
 
@@ -66,9 +65,9 @@ class SlotHistory:
         return self._last("actions", k, self.no_action)
 
     def observations(self, k: int) -> Any:
-        """The last k observations of the environments and the present one, [n, k + 1, ...].
+        """The last k observations and the present one, [n, k + 1, ...].
 
-        As the environments gave them, nested where they are; before the episode stands its first.
+        They are as the environments returned them. Before the episode its first one is repeated.
         """
         self._check(k)
         back = np.minimum(np.arange(k, -1, -1), self.steps[:, None])
@@ -97,11 +96,11 @@ class SlotHistory:
     # -- for the pipelines ---------------------------------------------------------------------
 
     def begin(self, slots: Array) -> None:
-        """These slots start an episode, whose first observations come next."""
+        """Begin an episode in these slots; its first observations come next."""
         self._steps[slots] = 0
 
     def see(self, observations: Any, slots: Array, *, update: bool) -> None:
-        """The present raw observations of these slots: the rows of the next call."""
+        """Set the raw observations of these slots, which are the rows of the next call."""
         self.slots, self.update = slots, update
         for i, leaf in enumerate(leaves(self._space, observations)):
             self._ring(f"obs_{i}", leaf)[self._now[slots], slots] = leaf
@@ -109,13 +108,13 @@ class SlotHistory:
     def advance(
         self, actions: Array, rewards: Array, valid: Array | None, slots: Array | None = None
     ) -> None:
-        """These slots took a step.
+        """Add a step of these slots.
 
         Args:
             actions: the policy's, [n, ...].
-            rewards: as the environments gave them, [n].
-            valid: bool [B], False where the step was an environment's own reset; None: nowhere.
-            slots: which did, int [n]; None: all.
+            rewards: as the environments returned them, [n].
+            valid: bool [B], False where the step was an environment's own reset; None if none was.
+            slots: int [n]; None: all.
         """
         if slots is None:
             slots = np.arange(self.num_slots)
@@ -134,7 +133,7 @@ class SlotHistory:
         return self._rings[name]
 
     def get_state(self) -> dict[str, Any]:
-        """All that the next call may look back on."""
+        """The history."""
         rings = {name: ring.copy() for name, ring in self._rings.items()}
         return {"now": self._now.copy(), "steps": self._steps.copy(), "rings": rings}
 
@@ -146,7 +145,7 @@ class SlotHistory:
 
 
 def leaves(space: gym.Space[Any], observations: Any) -> list[Array]:
-    """The arrays [n, ...] that a batch of observations of a nested space consists of."""
+    """The arrays [n, ...] of a batch of observations of a nested space."""
     if isinstance(space, gym.spaces.Dict):
         parts = [(child, observations[key]) for key, child in space.spaces.items()]
     elif isinstance(space, gym.spaces.Tuple):
