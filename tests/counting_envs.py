@@ -231,7 +231,7 @@ class PaysTexts(AutonomousCounters):
 
 
 class PaysAtReset(AutonomousCounters):
-    """The steps that it spends on its own resets, which are no transitions, bring a reward."""
+    """The steps that it spends on its own resets, which are not transitions, bring a reward."""
 
     done: Any = False
 

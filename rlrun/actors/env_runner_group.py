@@ -232,7 +232,7 @@ class EnvRunnerGroup(OldNames):
         Runners as of `foreach_env_runner`.
 
         Raises:
-            TypeError: the environment is a vector, whose sub-environments are no objects.
+            TypeError: the environment is a vector, whose sub-environments are not objects.
         """
         return self.foreach_env_runner(lambda runner: runner.foreach_env(function))
 

@@ -115,7 +115,7 @@ def preflight(
 
 
 def reserving(settings: EnvRunnersConfig, cpus: float) -> EnvRunnersConfig:
-    """The settings with so many CPUs for each env runner, unless they name a number."""
+    """The settings with this many CPUs for each env runner, unless they name a number."""
     if settings.num_cpus_per_env_runner != "auto":
         return settings
     return settings.model_copy(update={"num_cpus_per_env_runner": cpus})

@@ -61,9 +61,9 @@ class APPOTraining(VTraceTraining):
     """APPO's own settings."""
 
     num_epochs: Count = 1
-    """Passes over a batch out of the circular buffer; V-trace is computed anew before each."""
+    """Passes over a batch out of the circular buffer; V-trace is recomputed before each."""
     circular_buffer_num_batches: Count = 4
-    """Train batches that are kept for further use; before there are so many, each new one brings
+    """Train batches that are kept for further use; before there are this many, each new one brings
     one update."""
     circular_buffer_iterations_per_batch: Count = 1
     """Updates for each new train batch, and uses of each; 1 learns from each once, at once."""

@@ -1,7 +1,7 @@
 """Train batches for algorithms whose env runners do not wait for the learner.
 
 Owns the execution pattern of IMPALA and APPO: fragments of fixed length arrive in any order, enough
-of them make a train batch, and new weights are broadcast every so many batches. Each batch has a
+of them make a train batch, and new weights are broadcast every few batches. Each batch has a
 *policy lag*: the number of updates since the weights that acted in it. `AsynchronousSampler` sends
 and bounds the requests.
 
@@ -46,7 +46,7 @@ class AsynchronousTraining(Section):
     broadcast_interval: Count = 1
     """Train batches between two broadcasts of the weights to the env runners."""
     learner_queue_size: Count | None = None
-    """Fragments that may wait for the learner; while so many do, env runners wait too. null takes
+    """Fragments that may wait for the learner; while this many do, env runners wait too. null takes
     the fragments of one train batch; a longer queue does not keep the learner busier, and makes the
     weights older with which env runners act."""
 

@@ -154,7 +154,7 @@ class Evaluator:
         return runner
 
     def connectors(self, policy_id: str, num_envs: int) -> RunnerConnectors:
-        """A policy as it is now, between connectors for so many environments."""
+        """A present policy with connectors for this many environments."""
         policies = self._policies
         connectors = RunnerConnectors(
             self._spec,

@@ -29,7 +29,7 @@ class IMPALATraining(VTraceTraining):
     """IMPALA's own settings."""
 
     num_epochs: Count = 1
-    """Passes over a train batch; V-trace is computed anew before each."""
+    """Passes over a train batch; V-trace is recomputed before each."""
 
 
 class IMPALAConfig(AlgorithmConfig):
@@ -56,7 +56,7 @@ class IMPALA(Algorithm[IMPALATraining]):
         return asynchronous_step(self, self.batches, self._update)
 
     def _update(self, policy: PolicyUpdate[IMPALATraining]) -> LearnerStats:
-        """Epochs, each with V-trace computed anew."""
+        """Take epochs of gradient steps; V-trace is recomputed before each."""
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         # With V-trace's advantages and targets A2C's loss is the paper's.
         arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": entropy_coeff}

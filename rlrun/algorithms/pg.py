@@ -2,7 +2,7 @@
 
 M rows of a microbatch    P inputs of the action distribution
 
-The return of a row is the sum of the rewards to come in its fragment: nothing is estimated behind
+The return of a row is the sum of the rewards to come in its fragment: nothing is estimated after
 the fragment's end. Longer fragments make it less biased, and no less noisy.
 """
 

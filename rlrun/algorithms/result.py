@@ -424,7 +424,7 @@ def _number(name: str, value: SupportsFloat | str) -> float:
     """A custom metric of an episode; raises TypeError if it is not a number."""
     if isinstance(value, SupportsFloat):
         return float(value)
-    raise TypeError(f"a callback's episode.custom_metrics[{name!r}] is no number: {value!r}")
+    raise TypeError(f"a callback's episode.custom_metrics[{name!r}] is not a number: {value!r}")
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -112,7 +112,7 @@ def resized(
     num_env_runners: int,
     validate: Callable[[ExperimentConfig], Iterable[tuple[str, str]]],
 ) -> ExperimentConfig:
-    """The experiment with so many env runners; raises ValueError for the first problem of it."""
+    """The experiment with this many env runners; raises ValueError for its first problem."""
     settings = config.env_runners.model_copy(update={"num_env_runners": num_env_runners})
     config = config.model_copy(update={"env_runners": settings})
     for key, message in validate(config):

@@ -68,7 +68,7 @@ def load_sequences(
     """Sampled sequences as the rows of `sequence_loss`.
 
     Returns:
-        Views of the module behind the burn-in ``[O, ...]``, its states ``[S, ...]`` before it, and
+        Views of the module after the burn-in ``[O, ...]``, its states ``[S, ...]`` before it, and
         ``seq_lens`` ``[S]``, each counting the observation that follows its sequence; ``warmed``
         ``[W]``, the sequences with burn-in, and what is seen in it, ``burn_in_*`` ``[B, W, ...]``;
         and of the steps, ``[M]``: ``actions``, ``rewards`` summed over up to ``n_step`` steps,
@@ -110,11 +110,11 @@ def load_sequences(
 def _seen(
     batch: SampleBatch, module: RLModule, present: Array, unrolled: Array, num_rows: int
 ) -> dict[str, Array]:
-    """Inputs of the module behind the burn-in, ``[O, ...]``, and its states before it.
+    """Inputs of the module after the burn-in, ``[O, ...]``, and its states before it.
 
     Args:
         present: rows of the steps ``[M]`` among these.
-        unrolled: which steps ``[M]`` are no burn-in.
+        unrolled: which steps ``[M]`` are not burn-in.
         num_rows: O.
     """
     rows = {name: batch[name] for name in batch if name.startswith(col.STATE_IN_PREFIX)}

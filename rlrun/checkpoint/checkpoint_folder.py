@@ -221,7 +221,7 @@ def score_by(
 
 
 class Pace:
-    """When a state is to be written or held: after so many seconds, for at most 2 % of the time."""
+    """When to write or hold a state: after ``every_s`` seconds, for at most 2 % of the time."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = self._pause_s = every_s

@@ -90,7 +90,7 @@ Runs = Annotated[
 
 
 def resume_option(text: str) -> Any:
-    """The option ``--resume RUN`` with its help; the word `auto` is no name of a run."""
+    """The option ``--resume RUN`` with its help; the word `auto` is not a name of a run."""
     return typer.Option(
         help=text,
         parser=lambda word: Path(word) if word == "auto" else run_path(word),
@@ -126,7 +126,7 @@ Plain = Annotated[
 
 
 def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """The file, which is the one word that is no override, and the overrides."""
+    """The file, which is the one word that is not an override, and the overrides."""
     files = [word for word in words or [] if not is_override(word)]
     if len(files) > 1:
         message = f"one FILE.yaml at a time, got {' and '.join(files)}"

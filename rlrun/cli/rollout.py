@@ -16,7 +16,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Episodes; default: as in the run's evaluation.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="End after so many env steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="End after this many env steps.")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed; default: as in the run's evaluation.")
     ] = None,

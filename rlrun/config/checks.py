@@ -117,7 +117,7 @@ def _check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
     model = experiment.model
     memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
     if len(memories) > 1:
-        message = f"there can be only one memory behind the encoder; set {memories[0]} to false"
+        message = f"there can be only one memory after the encoder; set {memories[0]} to false"
         yield Finding(("model", memories[1]), message)
     if memories and model.share_layers is False:
         message = (
@@ -340,8 +340,8 @@ def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Find
     if not uses:
         return
     named, training = " and ".join(uses), experiment.training
-    one = "is no network of rlrun; write its arguments", "learns by its own"
-    several = "are no networks of rlrun; write their arguments", "learn by their own"
+    one = "is not a network of rlrun; write its arguments", "learns by its own"
+    several = "are not networks of rlrun; write their arguments", "learn by their own"
     are_none, learn = one if len(uses) == 1 else several
     fields = ExperimentConfig.model_fields
     for name in ("model", "exploration", "replay", "learners"):
@@ -390,7 +390,7 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
         if not own:
             continue
         if policy.use is not None:
-            message = f"{policy.use} is no network of rlrun; write its arguments beside `use`"
+            message = f"{policy.use} is not a network of rlrun; write its arguments beside `use`"
             yield Finding((*path, name), message)
             continue
         yield from _check_section_is_used(experiment, (*path, name))
@@ -483,7 +483,7 @@ def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
     named, whole = import_object(use), import_object("rlrun.policies.rl_module:RLModule")
     if isinstance(named, type) and not issubclass(named, whole):
         for key in _changed(experiment.model, ("hidden", "activation")):
-            message = f"has no effect: no hidden layers stand behind {use}"
+            message = f"has no effect: there are no hidden layers after {use}"
             yield Finding(("model", key), message)
 
 

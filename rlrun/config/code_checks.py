@@ -169,7 +169,7 @@ def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> 
     known = vars(base)
     found = None if findings else import_object(spec.use)
     if isinstance(found, type) and not issubclass(found, base):
-        yield Finding(path, f"{spec.use} is no subclass of rlrun.Callbacks")
+        yield Finding(path, f"{spec.use} is not a subclass of rlrun.Callbacks")
     for name in dir(found) if isinstance(found, type) else ():
         if name.startswith("on_") and name not in known:
             advice = retired.CALLBACKS.get(name)
@@ -252,7 +252,7 @@ def _check_custom_policy(path: Path, use: str) -> Iterator[Finding]:
     base = import_object("rlrun.policies.policy:Policy")
     acts, made_by = ("compute_actions", "compute_actions_from_input_dict"), found.__init__
     if not (isinstance(found, type) and issubclass(found, base)):
-        yield Finding(path, f"{use} is no subclass of rlrun.Policy")
+        yield Finding(path, f"{use} is not a subclass of rlrun.Policy")
     elif all(getattr(found, name) is getattr(base, name) for name in acts):
         yield Finding(path, f"{use} defines no compute_actions()")
     elif made_by.__module__ in _MADE_FROM_MODEL:
@@ -346,7 +346,7 @@ def _check_distribution(
         message = f"{experiment.algorithm} has an action distribution of its own; leave it out"
         yield Finding(path, message)
     elif not hasattr(kind, "has_logp_gradient"):
-        yield Finding(path, f"{choice} is no subclass of rlrun.Distribution")
+        yield Finding(path, f"{choice} is not a subclass of rlrun.Distribution")
     elif not kind.has_logp_gradient and algorithm.training_step.__module__.startswith("rlrun."):
         message = (
             f"log-probabilities of {choice} teach nothing: {experiment.algorithm} cannot learn"

@@ -97,7 +97,7 @@ def _over_table(below: Node, above: Node, at: tuple[str, ...]) -> bool:
 
 
 def _is_distribution(node: Node) -> bool:
-    """Whether a mapping below `sweep.space` is no section: sections hold mappings."""
+    """Whether a mapping below `sweep.space` is not a section: sections hold mappings."""
     return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
 
 
@@ -188,7 +188,7 @@ def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()
     if isinstance(tree.value, list):
         if not head.isdigit() or int(head) >= len(tree.value):
             count = len(tree.value)
-            raise LookupError(f"{head!r} is no position in a list of {count}, counted from 0")
+            raise LookupError(f"{head!r} is not a position in a list of {count}, counted from 0")
         items = list(tree.value)
         index = int(head)
         item = items[index]

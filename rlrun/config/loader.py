@@ -126,7 +126,7 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
     else:
         algorithm = layers.override_of("algorithm", overrides) or stem.upper()
         translation = translate_zoo(tree, algorithm, name)
-    # The choice of an entry is no name of a run, which ALE/Pong-v5 could not be.
+    # The choice of an entry is not a name of a run, which ALE/Pong-v5 could not be.
     rest = [text for text in overrides if text != f"name={translation.name}"]
     loaded = load_tree(translation.tree, translation.name, rest)
     keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)

@@ -251,7 +251,7 @@ _INTENSITY = (
     "transitions replayed for each env step"
 )
 _NUM_ENVS = (
-    "write env_runners.num_envs_per_env_runner; remote env runners have so many each, "
+    "write env_runners.num_envs_per_env_runner; remote env runners have this many each, "
     'env_runners.gym_env_vectorize_mode: "async" gives each a process'
 )
 _TARGET = "write training.target_network_update_freq; it counts env steps, in SAC too"

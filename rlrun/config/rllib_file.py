@@ -206,7 +206,7 @@ class _Translator(RLlibSettings):
         own = name.rpartition(".")[2]
         only = tables.ONLY.get(name)
         if name == "optimizer":
-            self.ignore(node, written, "Ray's actors of replay and learning are no part of rlrun")
+            self.ignore(node, written, "Ray's actors of replay and learning are not part of rlrun")
         elif address := tables.ADDRESSES.get(f"{self.algorithm.name}.{name}"):
             self._keep(address, node, written)
         elif only is not None:

@@ -216,7 +216,7 @@ def _sequences(old: RLlibSettings) -> None:
 def _q_network(old: RLlibSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         node = old.values.pop("training.hiddens")
-        old.ignore(node, "config.hiddens", "the streams behind a memory are linear")
+        old.ignore(node, "config.hiddens", "the streams after a memory are linear")
 
 
 def _exploration(old: RLlibSettings) -> None:
@@ -331,7 +331,7 @@ _EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmu
 
 
 def _sum(first: Any, second: Any) -> Any:
-    """The sum of two numbers; what is no number is reported when the schedule is checked."""
+    """The sum of two numbers; what is not a number is reported when the schedule is checked."""
     numbers = all(isinstance(n, int | float) for n in (first, second))
     return first + second if numbers else second
 

@@ -5,7 +5,7 @@ docs/config.md and ``rlrun init`` are generated), for the YAML file and the flue
 Must not know: files, lines, overrides (loader.py), relations between fields (checks.py), or any
 other room of rlrun.
 
-Values are strict: a boolean is no number and a number in quotes is text. A whole float such as
+Values are strict: a boolean is not a number and a number in quotes is text. A whole float such as
 ``1e6`` is accepted where a whole number is asked for. YAML lists become tuples.
 """
 
@@ -118,8 +118,8 @@ class EnvRunnersConfig(Section):
     remote_worker_envs: bool = False
     """Make each sub-environment a Ray actor of its own, on any machine of the cluster."""
     remote_env_batch_wait_ms: NonNegative | None = None
-    """Act for the remote sub-environments that are ready after so many milliseconds, one at least;
-    null waits for all, in which case equal runs are equal."""
+    """Act for the remote sub-environments that are ready after this many milliseconds, at least
+    one; null waits for all, so that equal runs are equal."""
     max_requests_in_flight_per_env_runner: Count = 1
     """Most requests that an env runner has in flight at once."""
     sampler_perf_stats_ema_coef: float | None = Field(default=None, gt=0, le=1)
@@ -155,7 +155,7 @@ class ConnectorsConfig(Section):
 
 
 MEMORY_SWITCHES = ("use_lstm", "use_gru", "use_attention")
-"""Settings of `model` that put a memory behind the encoder; one of them at most."""
+"""Settings of `model` that put a memory after the encoder; one of them at most."""
 
 
 class ModelConfig(CodeSection):
@@ -187,9 +187,9 @@ class ModelConfig(CodeSection):
     """One learned standard deviation for each action; false makes it depend on the observation, as
     it always does for a Box within a Dict or Tuple."""
     use_lstm: bool = False
-    """Put an LSTM behind the encoder: a memory of the episode so far."""
+    """Put an LSTM after the encoder: a memory of the episode so far."""
     use_gru: bool = False
-    """Put a GRU behind the encoder; the settings of the LSTM apply to it."""
+    """Put a GRU after the encoder; the settings of the LSTM apply to it."""
     lstm_cell_size: Count = 256
     """Units of the LSTM or GRU."""
     lstm_use_prev_action: bool = False
@@ -197,7 +197,7 @@ class ModelConfig(CodeSection):
     lstm_use_prev_reward: bool = False
     """Also feed the previous reward to the LSTM or GRU, as clipped or normalised for learning."""
     use_attention: bool = False
-    """Put attention over the last steps (GTrXL) behind the encoder, instead of an LSTM or GRU."""
+    """Put attention over the last steps (GTrXL) after the encoder, instead of an LSTM or GRU."""
     attention_num_transformer_units: Count = 1
     """Transformer units in sequence, each with a memory of its own."""
     attention_dim: Count = 64
@@ -209,7 +209,7 @@ class ModelConfig(CodeSection):
     attention_memory: Count = 50
     """Steps before the present one that a unit attends to, when acting and when learning."""
     attention_position_wise_mlp_dim: Count = 32
-    """Width of the hidden layer behind each unit's attention."""
+    """Width of the hidden layer after each unit's attention."""
     attention_init_gru_gate_bias: Annotated[float, Field(ge=-20, le=20)] = 2.0
     """Initial bias of a unit's gates towards its input: 2 makes it nearly the identity."""
     attention_use_n_prev_actions: Whole = 0
@@ -329,7 +329,7 @@ class ReplayConfig(Section):
     """Steps before each replayed sequence that only update the state of a memory."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
-    buffer; false fills the buffer anew before a resumed run learns on."""
+    buffer; false fills an empty buffer before a resumed run learns again."""
 
 
 class PolicySource(Section):
@@ -399,7 +399,7 @@ class EvaluationConfig(Section):
     episodes: Count = 10
     """Episodes of one evaluation, each from its own reset."""
     env_steps: Count | None = None
-    """Take instead as many episodes, in their order, as it needs for so many env steps."""
+    """Take instead as many episodes, in order, as are needed for this many env steps."""
     num_envs: Count = 8
     """Sub-environments that are stepped together; at most the number of episodes."""
     explore: bool = False
@@ -444,7 +444,7 @@ class FaultToleranceConfig(Section):
     """Seconds that a restarted env runner has to restore its state."""
     max_replayed_env_steps: Whole = 100_000
     """Env steps of a running episode up to which a resumed run, or a restarted env runner, repeats
-    its actions where the environment offers no state; longer ones begin afresh."""
+    its actions where the environment offers no state; longer ones start over."""
     env_runner_start_timeout_s: Positive = 60.0
     """Seconds that Ray has to start, and then to find a place for an env runner and to start its
     process."""

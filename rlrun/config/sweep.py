@@ -127,7 +127,7 @@ def dimensions(space: dict[str, Any]) -> tuple[list[Dimension], list[Finding]]:
 
 
 def _leaves(node: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Sections may nest: a mapping that is no distribution holds further addresses."""
+    """Sections may nest: a mapping that is not a distribution holds further addresses."""
     if isinstance(node, dict) and node and not _looks_like_distribution(node):
         for key, below in node.items():
             yield from _leaves(below, (*place, key))

@@ -73,7 +73,7 @@ def _training_class(name: Any) -> tuple[type[TrainingConfig] | None, list[Findin
     training = getattr(found, "Training", None)
     if isinstance(training, type) and issubclass(training, TrainingConfig):
         return training, []
-    message = f"{name} is no algorithm: it has no Training class derived from TrainingConfig"
+    message = f"{name} is not an algorithm: it has no Training class derived from TrainingConfig"
     return None, [Finding(("algorithm",), message)]
 
 

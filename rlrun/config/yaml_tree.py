@@ -62,7 +62,7 @@ class Node:
 
 
 class Bare(str):
-    """A key that stands without quotes and is no text as a value: ``1``, ``0.5``, ``true``."""
+    """A key that stands without quotes and is not text as a value: ``1``, ``0.5``, ``true``."""
 
     __slots__ = ()
 

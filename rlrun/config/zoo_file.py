@@ -348,7 +348,7 @@ class _ZooSettings(OldSettings):
         if rows < _ITERATION:
             self.derive(
                 "report.min_sample_timesteps_per_iteration", _ITERATION, "n_steps",
-                "a result after so many env steps, or more",
+                "a result after this many env steps, or more",
             )  # fmt: skip
         self.derive("training.entropy_coeff", self.value("ent_coef"), "ent_coef")
         if (coefficient := self.value("vf_coef")) is not None:

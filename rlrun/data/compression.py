@@ -1,7 +1,7 @@
 """LZ4 compression of columns, every row for itself.
 
 A packed row is a bytes object: magic, kind (nest of arrays, or any object), raw length, then the
-LZ4 frame of the pickled row. Packing works on trusted data in memory; it is no file format.
+LZ4 frame of the pickled row. Packing works on trusted data in memory; it is not a file format.
 
 Owns the packed form; knows nothing of batches and column names. pyarrow (which Ray brings along)
 is imported at the first use.

@@ -26,7 +26,7 @@ class Histogram(Media):
         values: in any shape; those that are infinite or NaN are left out.
 
     Raises:
-        TypeError: they are no numbers.
+        TypeError: they are not numbers.
     """
 
     def __init__(self, values: ArrayLike) -> None:

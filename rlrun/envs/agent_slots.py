@@ -229,7 +229,7 @@ class PolicySlots:
         self._free = [slot for slot in reversed(range(size)) if slot not in taken]
 
     def each(self, actions: Any, count: int) -> Any:
-        """The environment's actions of each agent, from a batch of so many."""
+        """The environment's actions, one for each agent, from a batch of them."""
         if self.plain_actions:
             return actions
         return iterate(batch_space(self.spaces[1], count), actions)

@@ -344,7 +344,7 @@ def reward_problem(reward: Any) -> str | None:
     try:
         number = math.ldexp(reward, 0)
     except (TypeError, ValueError):
-        return f"reward is no number: {reward!r}"
+        return f"reward is not a number: {reward!r}"
     return None if math.isfinite(number) else f"reward is {number}"
 
 
@@ -382,7 +382,7 @@ def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, floa
     """The numbers of these keys (`report.info_keys`) that an info has.
 
     Raises:
-        ValueError: one of them is no number.
+        ValueError: one of them is not a number.
     """
     numbers = {}
     for key in keys:
@@ -390,7 +390,7 @@ def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, floa
             try:
                 numbers[key] = float(info[key])
             except (TypeError, ValueError):
-                reason = f"report.info_keys: info[{key!r}] is no number: {info[key]!r}"
+                reason = f"report.info_keys: info[{key!r}] is not a number: {info[key]!r}"
                 raise ValueError(reason) from None
     return numbers
 
@@ -453,7 +453,7 @@ def form_problem(space: spaces.Box, observation: Any, where: str = "observation"
         array = np.asarray(observation)
         fits = np.can_cast(array.dtype, space.dtype, casting="same_kind")
     except (TypeError, ValueError):
-        return f"{where} is no array: {type(observation).__name__}"
+        return f"{where} is not an array: {type(observation).__name__}"
     if array.shape != space.shape:
         return f"{where} has shape {array.shape}, the space says {space.shape}"
     if not fits:

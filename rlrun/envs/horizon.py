@@ -51,7 +51,7 @@ class Horizon:
 
         Args:
             steps: steps of the running episodes, this one included, int ``[B]``.
-            valid: False where the step was no transition; None: all were.
+            valid: False where the step was not a transition; None: all were.
         """
         reached = steps >= self._horizon
         if valid is not None:

@@ -199,7 +199,7 @@ def make_multi_agent_env(
 
 
 def _missing(env: Any) -> str | None:
-    """The reason that an environment is no multi-agent one; None if it is one."""
+    """The reason that an environment is not a multi-agent one; None if it is one."""
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     for name in ("possible_agents", "observation_spaces", "action_spaces", "reset", "step"):
         if not hasattr(env, name):
@@ -270,7 +270,7 @@ def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
 def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
     for agent, reward in rewards.items():
         if reward_problem(reward) is not None:
-            return f"rewarded agent {agent!r} with {reward!r}, which is no finite number"
+            return f"rewarded agent {agent!r} with {reward!r}, which is not a finite number"
     return None
 
 

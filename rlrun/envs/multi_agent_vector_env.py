@@ -344,7 +344,7 @@ class MultiAgentVectorEnv:
                         # The sum of many float32 is off; `float` would read text.
                         exact = ldexp(reward, 0)
                     except (TypeError, ValueError):
-                        reason = f"its reward is {reward!r}, which is no number"
+                        reason = f"its reward is {reward!r}, which is not a number"
                         raise self.fault(agent, reason) from None
                     agent.credit += exact
                     agent.total += exact

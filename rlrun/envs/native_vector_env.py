@@ -9,7 +9,7 @@ Owns the three autoreset modes of gymnasium 1.x, which no other file knows of. T
     NEXT_STEP  the step after the end is the reset and no transition. Where the class is known to
                honour ``reset_mask`` (gymnasium's Sync and Async) sub-environments are reset by it,
                with a seed for each episode; elsewhere (CartPole's own ignores the mask and resets
-               all sub-environments) `valid` marks the rows that are no transitions.
+               all sub-environments) `valid` marks the rows that are not transitions.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Rebuilder:
     Args:
         env_id: name of the environment in the experiment.
         when: whether failures are survived; "auto" needs environments that are proven.
-        per_1000_steps: failures that are tolerated in so many env steps of all sub-environments.
+        per_1000_steps: failures tolerated in 1,000 env steps of all sub-environments.
 
     Attributes:
         env_steps: env steps of all sub-environments so far.

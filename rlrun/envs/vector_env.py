@@ -166,7 +166,7 @@ def _refuse_of_vector(
         message = "sub-environments of a vector cannot be built again one by one; set it to auto"
         raise misfit("fault_tolerance.restart_failed_sub_environments", message)
     if created is not None:
-        reason = "its sub-environments are no objects that on_sub_environment_created could "
+        reason = "its sub-environments are not objects that on_sub_environment_created could "
         reason += "receive; on_environment_created receives the vector"
         raise EnvError(env_id, "constructor", reason, runner_index=runner_index)
 

@@ -1,7 +1,7 @@
-"""Losses: what an algorithm hands to its learners, and what `training.loss` makes of it.
+"""Losses: the functions that learners minimise, and how `training.loss` changes them.
 
-A loss has its gradient from autograd, or beside it as a function that computes it in closed form.
-Must not know optimizers, or where rows come from.
+A loss's gradient comes from autograd, or from a second function in closed form. Must not know
+optimizers, or where rows come from.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``: an
-algorithm's, a policy's own, or one that ``training.loss`` has changed."""
+"""``loss(module, rows, **arguments) -> (scalar with gradient, statistics without)``."""
 Statistics = dict[str, Any]
 """Numbers by name: scalar tensors, or floats where they were computed on the CPU."""
 Gradient = Callable[..., Statistics]
-"""Called like a loss; leaves its gradient in the parameters and returns its statistics."""
+"""Called like a loss; leaves the gradient in the parameters and returns the statistics."""
 
 
 def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]]]) -> Loss:
-    """A loss with what ``hook(module, rows, loss, statistics)`` makes of it.
+    """A loss changed by ``hook(module, rows, loss, statistics)``.
 
     Raises:
         TypeError: the hook returned something other than a scalar with gradient, and statistics.
@@ -66,15 +65,15 @@ def require_numbers(*updates: Mapping[str, Any]) -> None:
 
 
 def closed_form(function: Callable[P, R]) -> Callable[P, R]:
-    """Compute in numpy without its warnings of infinite numbers and NaN.
+    """A decorator of numpy code: no warnings of infinite numbers and NaN.
 
-    Those come of a run that diverges, about which an algorithm says more.
+    When a run diverges, `Policies.require_finite` raises a better error.
     """
     quiet: Callable[P, R] = np.errstate(all="ignore")(function)
     return quiet
 
 
 def without_autograd(function: Callable[P, R]) -> Callable[P, R]:
-    """As `closed_form`, for functions that call modules: without autograd as well."""
+    """Like `closed_form`, for functions that call modules: also without autograd."""
     quiet: Callable[P, R] = torch.no_grad()(closed_form(function))
     return quiet

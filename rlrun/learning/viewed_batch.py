@@ -133,7 +133,7 @@ class SequenceIndex:
     """Which rows belong to which sequence of a batch, and in which order; knows no columns.
 
     A sequence is what a recurrent module is unrolled over; for other modules, the part of an
-    episode that is in the batch. Sequences stand one behind the other.
+    episode that is in the batch. Sequences stand one after the other.
 
         N  rows    S  sequences
 
@@ -148,7 +148,7 @@ class SequenceIndex:
         self.num_rows = int(lengths.sum())
 
     def with_next_steps(self) -> tuple[Index, Index]:
-        """All rows, and behind each sequence the step that it led to.
+        """All rows, and after each sequence the step that it led to.
 
         Returns:
             For each of these N + S positions the row it stands for, N + row for a step later; and

@@ -175,7 +175,7 @@ def add_target(rows: LoadedBatch, target: RLModule) -> Any:
 def weigh_advantages(rows: LoadedBatch, batch: SampleBatch) -> None:
     """Correct the advantages for actions that were drawn with weights of an update earlier.
 
-    Each is multiplied by pi(a|s) / mu(a|s), at most 2, behind what prepares minibatches: the
+    Each is multiplied by pi(a|s) / mu(a|s), at most 2, after `LoadedBatch.prepare`: the
     decoupled objective (Hilton, Cobbe and Schulman 2021, arXiv:2110.00641, section 3) with
     truncated weights (Ionides 2008). Clipping goes on comparing with the present policy.
 

@@ -56,7 +56,7 @@ def module_distribution(space: gym.Space[Any], choice: str | None) -> Distributi
         return build_distribution(space)
     kind = import_object(DISTRIBUTIONS.get(choice, choice))
     if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-        raise TypeError(f"model.distribution: {choice} is no subclass of rlrun.Distribution")
+        raise TypeError(f"model.distribution: {choice} is not a subclass of rlrun.Distribution")
     try:
         make: Callable[[gym.Space[Any]], Distribution] = kind
         made = make(space)

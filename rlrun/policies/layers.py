@@ -121,7 +121,7 @@ class Network:
 def actor_critic_network(
     num_features: int, num_inputs: int, num_log_std: int, model: ModelConfig
 ) -> Network:
-    """Policy and value function: two networks behind an encoder of no layers, or two heads on one.
+    """Policy and value function: two networks after an encoder without layers, or two heads on one.
 
     As many of the hidden layers as are shared belong to the encoder, the others to each branch.
 
@@ -139,7 +139,7 @@ def actor_critic_network(
 def actor_critic_branches(
     sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
 ) -> dict[str, Layers]:
-    """The layers behind the encoder; ``sizes`` are widths up to the last hidden layer."""
+    """The layers after the encoder; ``sizes`` are widths up to the last hidden layer."""
     return {
         "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
         "vf": Layers((*sizes, 1), model.activation, VALUE_GAIN),
@@ -167,7 +167,7 @@ class QOptions:
     hidden: tuple[int, ...] | None = None
     """Widths of the layers of each stream, with relu. None: the last one of `model.hidden`."""
     noisy: bool = False
-    """Noise in the weights behind the encoder."""
+    """Noise in the weights after the encoder."""
     sigma0: float = 0.5
     """Its scale at the start."""
 
@@ -191,7 +191,7 @@ def q_network(
 def q_streams(
     sizes: tuple[int, ...], num_actions: int, model: ModelConfig, options: QOptions
 ) -> dict[str, Layers]:
-    """The layers behind the encoder; ``sizes`` are widths up to the last of `model.hidden`.
+    """The layers after the encoder; ``sizes`` are widths up to the last of `model.hidden`.
 
     Each stream of a dueling network has the last hidden layer for itself: with linear streams on
     shared features the sum would be one linear layer like any other.

@@ -34,7 +34,7 @@ def with_action_mask(
     action_space: gym.Space[Any],
     model: ModelConfig,
 ) -> RLModule:
-    """What the factory makes; behind a `MaskedModule` if observations have a mask.
+    """The factory's module; in a `MaskedModule` if observations have a mask.
 
     A network does not see the mask, unless ``model.use`` names an `RLModule`: that is given whole
     observations.

@@ -41,7 +41,7 @@ ATOM_LOGITS = "atom_logits"
 def dueling_values(value: Tensor, advantages: Tensor) -> Tensor:
     """``V + A - mean(A)``, ``[N, n]``, for V ``[N, 1]`` and A ``[N, n]`` (Wang et al., eq. 9).
 
-    The mean is taken over actions; the numbers may have atoms ``[..., K]`` behind them.
+    The mean is taken over actions; the numbers may end in atoms, ``[..., K]``.
     """
     return value + advantages - advantages.mean(dim=1, keepdim=True)
 
@@ -53,7 +53,7 @@ class QNetwork(RLModule):
 
     With K > 1 atoms a value is the mean of a categorical distribution over K points (C51), whose
     logits ``atom_logits`` [N, n, K] come along in `forward_train`. With ``options.noisy`` the
-    layers behind the encoder have noisy weights, which `draw_noise` renews.
+    layers after the encoder have noisy weights, whose noise `draw_noise` draws.
 
     Attributes:
         support: the K points, ``[K]``.

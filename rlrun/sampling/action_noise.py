@@ -59,7 +59,7 @@ class ActionNoise:
         self._last: Array | None = None  # [S, K] correlated noise of the last action
 
     def resize(self, slots: int) -> None:
-        """There are so many slots now, more than before."""
+        """Make room for this many slots, more than before."""
         more, self._all = slots - len(self._first), np.arange(slots)
         self._position = np.append(self._position, np.zeros(more, np.int64))
         self._first = np.append(self._first, np.ones(more, np.bool_))

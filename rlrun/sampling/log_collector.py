@@ -85,7 +85,7 @@ class LogCollector(SampleCollector):
                 self._add_column(name, row)
 
     def _look_back(self, steps: int, *, keep: bool) -> None:
-        """Have room for the past of so many steps, with what is there of it, or without."""
+        """Make room for this many past steps, with those that are there, or without."""
         waits = self._open[:, None] >= 0
         past = np.where(waits, self._recent[:, :-1], self._recent[:, 1:])
         past = past[:, max(past.shape[1] - steps, 0) :] if keep else past[:, :0]

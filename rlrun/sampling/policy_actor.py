@@ -103,7 +103,7 @@ class PolicyActor:
     # -- acting --------------------------------------------------------------------------------
 
     def act(self, due: Due) -> Any:
-        """Choose the actions ``[k, ...]`` of slots that are due, behind custom connectors."""
+        """Choose the actions ``[k, ...]`` of slots that are due, after custom connectors."""
         slots, collector = due.slots, self.collector
         noise = self.noise.next(slots) if self.explore else None
         if self.inputs.views is None:
@@ -221,7 +221,7 @@ class PolicyActor:
             self._custom.advance(actions, step.rewards[acted], custom_slots, None)
 
     def _see(self, step: SlotStep, slots: Array) -> Any:
-        """The observations behind custom connectors."""
+        """The observations after custom connectors."""
         pipeline: Any = self.observations
         observed: Any = slice(None) if step.observed is None else step.observed
         custom_slots = self._custom_slots[slots[observed]]

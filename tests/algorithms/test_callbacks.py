@@ -209,7 +209,9 @@ def test_a_key_that_no_info_has_is_warned_of_once(built, caplog):
 
 def test_an_info_that_is_no_number_is_named(built):
     algorithm = metered(built, broken=True)
-    with pytest.raises(EnvError, match=r"report.info_keys: info\['level'\] is no number: 'high'"):
+    with pytest.raises(
+        EnvError, match=r"report.info_keys: info\['level'\] is not a number: 'high'"
+    ):
         algorithm.train()
 
 
@@ -283,7 +285,7 @@ def test_a_key_that_no_agents_info_has_is_warned_of(built, caplog):
 
 def test_an_agents_info_that_is_no_number_is_named(built):
     with pytest.raises(
-        EnvError, match=r"agent 'a': report.info_keys: info\['t'\] is no number: 'l"
+        EnvError, match=r"agent 'a': report.info_keys: info\['t'\] is not a number: 'l"
     ):
         leaving(built, broken=True).train()
 
@@ -451,7 +453,7 @@ class Worded(Callbacks):
 def test_a_custom_metric_that_is_no_number_is_named(built):
     config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Worded")
     algorithm = built(config.training(train_batch_size=100, minibatch_size=100))
-    with pytest.raises(TypeError, match=r"custom_metrics\['level'\] is no number: 'high'"):
+    with pytest.raises(TypeError, match=r"custom_metrics\['level'\] is not a number: 'high'"):
         algorithm.train()
 
 

@@ -186,7 +186,7 @@ class NoModelNorCallback:
     ("word", "says"),
     [
         ("model.use=@", "model.use: @ is a subclass of neither rlrun.RLModule nor torch.nn.Module"),
-        ("callbacks=[{use: '@'}]", "callbacks[0]: @ is no subclass of rlrun.Callbacks"),
+        ("callbacks=[{use: '@'}]", "callbacks[0]: @ is not a subclass of rlrun.Callbacks"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])

@@ -47,7 +47,7 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("stop: {evaluation/x: 3}", "3:8: stop.evaluation/x: evaluation/x never appears: evaluation.interval is null; evaluation.interval: 10 works"),
         ("checkpoint: {metric: evaluation/x}", "3:14: checkpoint.metric: evaluation/x never appears: evaluation.interval is null"),
         ("training: {train_batch_size: 2047}", "3:12: training.train_batch_size: not a multiple of 8"),
-        ("model: {use_lstm: true, use_gru: true}", "3:25: model.use_gru: there can be only one memory behind the encoder; set use_lstm to false"),
+        ("model: {use_lstm: true, use_gru: true}", "3:25: model.use_gru: there can be only one memory after the encoder; set use_lstm to false"),
         ("model: {use_gru: true, share_layers: false}", "3:24: model.share_layers: policy and value function share their encoder"),
         (f"model: {{use: '{MODULE}', use_lstm: true}}", f"3:54: model.use_lstm: {MODULE} is a whole RLModule, to which no memory is added; leave this out"),
         ("fault_tolerance: {restart_failed_sub_environments: true}\nenv_runners: {gym_env_vectorize_mode: vector_entry_point}", "3:19: fault_tolerance.restart_failed_sub_environments: with env_runners.gym_env_vectorize_mode: vector_entry_point sub-environments are one object"),
@@ -83,7 +83,7 @@ def test_what_only_networks_obey_is_refused_beside_a_policy_from_scratch(write):
     wrong = "model: {hidden: [8]}\ntraining: {lr: 0.1, train_batch_size: 64}"
     text = f"algorithm: PPO\nenv: CartPole-v1\npolicy: {POLICY}\n{wrong}"
     assert errors(write(text, minimal=False)) == [  # and nothing of minibatches, which it has not
-        f"exp.yaml:4:1: model: {POLICY} is no network of rlrun; write its arguments beside `use`",
+        f"exp.yaml:4:1: model: {POLICY} is not a network of rlrun; write its arguments beside `use`",
         f"exp.yaml:5:12: training.lr: {POLICY} learns by its own learn_on_batch(); leave it out",
     ]
 

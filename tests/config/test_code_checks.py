@@ -90,8 +90,8 @@ def test_code_of_the_library_or_of_rlrun_needs_the_right_type(write, override, m
         ("env_runners.env_runner_cls", "fake_algorithm:No", "fake_algorithm has no 'No'"),
         ("env_runners.sample_collector", "SimpleListColector", "did you mean SimpleListCollector?"),
         ("model", "{use: 'torch.nn:Linear', out_features: 3, bia: 1}", "did you mean bias?"),
-        ("policy", f"{__name__}:Scale", f"{__name__}:Scale is no subclass of rlrun.Policy"),
-        ("policy", f"{__name__}:plain", f"{__name__}:plain is no subclass of rlrun.Policy"),
+        ("policy", f"{__name__}:Scale", f"{__name__}:Scale is not a subclass of rlrun.Policy"),
+        ("policy", f"{__name__}:plain", f"{__name__}:plain is not a subclass of rlrun.Policy"),
         ("policy", f"{__name__}:Thinking", "Thinking defines no compute_actions()"),
         ("policy", f"{__name__}:Short", "is called with (observation_space, action_space, config)"),
         ("policy", "rlrun.policies.torch_policy:TorchPolicy", "derive it from rlrun.Learning"),
@@ -118,7 +118,9 @@ def test_wrong_code_is_an_error_with_its_place(write, key, value, message):
 
 def test_what_is_no_policy_is_none_of_several_agents_either(write):
     found = errors(write(), [f"multi_agent={{policies: {{a: {{use: '{__name__}:Scale'}}}}}}"])
-    assert f"multi_agent.policies.a: {__name__}:Scale is no subclass of rlrun.Policy" in str(found)
+    assert f"multi_agent.policies.a: {__name__}:Scale is not a subclass of rlrun.Policy" in str(
+        found
+    )
 
 
 @pytest.mark.parametrize(

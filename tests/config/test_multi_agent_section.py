@@ -122,7 +122,7 @@ multi_agent: {{policies: [agent_0, agent_1]}}
             "the same for all policies",
         ),
         ("lr: 1e-4", "minibatch_size: 9999", "two.training.minibatch_size", "does not fit"),
-        ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "no network"),
+        ("hand: 2", "model: {hidden: [8]}", "policies.rock.model", "not a network"),
         ("AlwaysSame", "AlwaysSane", "policies.rock", "did you mean AlwaysSame?"),
         ("lr: 1e-4", "lr: 1e-4}, exploration: {epsilon: 0", "two.exploration", "does not use"),
         ("train: false}", "trian: false}", "policies", "trian"),

@@ -168,7 +168,7 @@ def test_settings_without_effect_are_listed_with_the_reason():
     )
     assert listed == [
         f"{FILE}:{line}:6: apex-cartpole.config.framework: rlrun trains with PyTorch only",
-        f"{FILE}:{line}:37: apex-cartpole.config.optimizer: Ray's actors of replay and learning are no part of rlrun",
+        f"{FILE}:{line}:37: apex-cartpole.config.optimizer: Ray's actors of replay and learning are not part of rlrun",
     ]
     (warning,) = loaded("apex-cartpole").warnings
     assert warning.message.endswith("without effect here: framework, optimizer")

@@ -300,14 +300,14 @@ def test_spaces_that_do_not_fit_are_named(name: str, space: gym.Space) -> None:
 
 @pytest.mark.parametrize("name", ["math:pi", "math:sqrt", "rlrun.policies.policy:Policy"])
 def test_what_is_no_distribution_is_named(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"model.distribution: {name} is no subclass"):
+    with pytest.raises(TypeError, match=rf"model.distribution: {name} is not a subclass"):
         module_distribution(BOX, name)
 
 
 CHECKS = {
     "{distribution: betta}": ("PPO", "", "did you mean beta?"),
     "{distribution: 'rlrun.policies.distributions:Bta'}": ("PPO", "", "has no 'Bta'"),
-    "{distribution: 'rlrun.policies.policy:Policy'}": ("PPO", "", "no subclass of rlrun.Distr"),
+    "{distribution: 'rlrun.policies.policy:Policy'}": ("PPO", "", "not a subclass of rlrun.Distr"),
     "{distribution: deterministic}": ("A2C", "", "teach nothing: A2C cannot learn"),
     "{distribution: autoregressive}": ("PPO", "training: {kl_coeff: 0.2}", "has no KL divergence"),
     "{distribution: beta}": ("PPO", "connectors: {normalize_actions: false}", "must be stretched"),

@@ -120,7 +120,7 @@ def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_epi
 
 
 def test_a_env_index_that_spends_a_step_on_its_reset_begins_anew_after_it():
-    """Where steps that are no transitions go by, it is not known which rows a environment was
+    """Where steps that are not transitions go by, it is not known which rows a environment was
     given.
     """
     length, num_envs = 20, 3

@@ -391,8 +391,8 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         ("STRANGER", "agent 'z' is none of the env's possible agents", 0),
         ("NO_DICT", "step() must return five dicts by agent", 0),
         ("NO_INFOS", "step() must return five dicts by agent", 0),
-        ("NO_REWARD", "agent 'a' of policy 'p': its reward is None, which is no number", 0),
-        ("TEXT_FOR_REWARD", "agent 'a' of policy 'p': its reward is '1', which is no number", 0),
+        ("NO_REWARD", "agent 'a' of policy 'p': its reward is None, which is not a number", 0),
+        ("TEXT_FOR_REWARD", "agent 'a' of policy 'p': its reward is '1', which is not a number", 0),
     ],
 )
 def test_dicts_that_disagree_are_named(script, message, step):

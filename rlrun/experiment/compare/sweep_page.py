@@ -144,7 +144,7 @@ class _Values:
     address: str
     numbers: tuple[float, ...]
     names: tuple[str, ...] = ()
-    """Names of values that are no numbers."""
+    """Names of values that are not numbers."""
 
     @classmethod
     def of(cls, address: str, trials: Sequence[Trial]) -> "_Values":
