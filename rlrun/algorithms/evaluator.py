@@ -1,8 +1,8 @@
-"""Evaluator: episodes with the policies as they are, in this process or in env runners of its own.
+"""Evaluator: episodes with the present policies, in this process or in env runners of its own.
 
-Owns which episodes an evaluation has, and how they are shared out; each is a function of its seed,
-so that neither the number of runners nor their failures change a result. Nothing that training
-depends on is changed by an evaluation.
+Owns which episodes an evaluation has, and how runners share them. Each episode is a function of its
+seed, so neither the number of runners nor their failures change a result. Evaluation does not
+affect training.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rlrun.sampling.runner_messages import (
 
 
 class Evaluator:
-    """See the module.
+    """Evaluates the present policies.
 
     Args:
-        spec: what the training runners are built from.
+        spec: the one that the training runners are built from.
         explorations: present exploration settings of each policy in env runners.
 
     Attributes:

@@ -1,8 +1,8 @@
 """AgentEnvs: sub-environments with several agents, which come and go, as slots of their policies.
 
-Owns which episodes they run, how long a fragment is, and what it takes to come back to the same
-place. Must not know how actions are chosen; the policies' actors receive the steps of their
-slots. Dicts are turned into arrays by `MultiAgentVectorEnv`.
+Owns which episodes they run, the length of fragments, and restoring a state. Must not know how
+actions are chosen; the policies' actors receive the steps of their slots. `MultiAgentVectorEnv`
+turns dicts into arrays.
 
     B  sub-environments
 """
@@ -38,15 +38,15 @@ from rlrun.sampling.policy_actor import PolicyActor
 
 
 class AgentEnvs:
-    """See the module.
+    """Sub-environments with several agents, as slots of their policies.
 
     Args:
-        make: the environments, from the source of their episodes, which is this object.
-        whole_episodes: a fragment holds episodes that have ended.
-        count_agent_steps: a fragment's length counts transitions of agents, not env steps.
+        make: makes the environments, given the source of their episodes, which is this object.
+        whole_episodes: fragments consist of whole episodes.
+        count_agent_steps: the length of fragments counts agent steps, not env steps.
 
     Attributes:
-        needs_finish: whether `finish_step` has something to do after this step.
+        needs_finish: whether `finish_step` must be called after this step.
         started: whether episodes run.
     """
 

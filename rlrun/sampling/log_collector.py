@@ -51,7 +51,7 @@ _FIRST_ROWS, _FIRST_SLOTS = 256, 16
 
 
 class LogCollector(SampleCollector):
-    """See the module, and `SampleCollector` for each method.
+    """Collects the steps of slots that come and go; see `SampleCollector` for the methods.
 
     Attributes:
         columns: by name, ``[M or more, ...]``; the first `size` rows are in use.

@@ -1,8 +1,8 @@
-"""SampleCollector: keeps the trajectories of slots, shows a policy its inputs, makes its batch.
+"""SampleCollector: stores the steps of slots, and makes a policy's inputs and batches of them.
 
-The interface between the loop of an env runner, which owns environments and policies, and the
-storage of its steps. Must not know environments, policies, the normalisation of
-rewards or metrics. `env_runners.sample_collector` names the class; batches are identical:
+The interface between the sampling loop and the storage of its steps. Must not know environments,
+policies, metrics or the normalisation of rewards. `env_runners.sample_collector` names the class;
+batches are identical:
 
 | class | slots | stores |
 |---|---|---|
@@ -59,23 +59,22 @@ FurtherColumns = Callable[[dict[str, Array]], dict[str, Array]]
 
 
 class SampleCollector(ABC):
-    """Storage of the steps of an env runner.
+    """Storage of the steps of one policy in an env runner.
 
-    Fragments are as long as asked for, or hold whole episodes only, at least as many steps; what is
-    not delivered comes first in the next one. Views see what happened in fragments before.
+    A fragment has the requested length, or consists of whole episodes with at least as many steps.
+    Steps that are not delivered come first in the next one. Views reach back to earlier fragments.
 
     Args:
         num_slots: B slots that act together; None: slots come and go.
         obs_shape, obs_dtype: of one preprocessed observation.
         whole_episodes: `batch_mode: complete_episodes`.
-        every_step_counts: False where a step may be no transition, so that slots fill up unevenly.
+        every_step_counts: False if steps may not be transitions, so that slots fill up unevenly.
 
     Attributes:
         places: sub-environment, agent index and episode id of each slot, int ``[S, 3]``.
-        obs: of slots that act together, the next observations ``[B, ...]``; of no meaning before
-            the first episodes began.
-        num_collected: of slots that act together, transitions that the batch has so far; of whole
-            episodes those that ended.
+        obs: the next observations ``[B, ...]`` of slots that act together, once episodes began.
+        num_collected: transitions in the batch so far, of slots that act together; with whole
+            episodes, of those that ended.
     """
 
     obs: Array
@@ -100,11 +99,11 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
-        """What the policy sees, from the next fragment on; None: the present observation alone.
+        """Set the policy's views from the next fragment on; None: the present observation alone.
 
         Args:
-            rows: for each column that is viewed, besides observations, a row ``[1, ...]`` of its
-                shape and dtype; views need it before the column's first step.
+            rows: for each viewed column except observations, a row ``[1, ...]`` of its shape and
+                dtype, which views need before the column's first step.
 
         Raises:
             ValueError: slots come and go, and a view is of `unroll_id`.
@@ -120,7 +119,7 @@ class SampleCollector(ABC):
         """Begin a fragment of ``length * B`` transitions; None: of any number, possibly none.
 
         Args:
-            first_unroll_id: unroll ids count on from here.
+            first_unroll_id: the first of the fragment's unroll ids.
         """
 
     @abstractmethod
@@ -135,14 +134,14 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def inputs(self, slots: Array | None = None) -> Any:
-        """What the policy sees: observations ``[k, ...]``, or its views by name if it has any.
+        """The policy's inputs: observations ``[k, ...]``, or its views by name if it has any.
 
         Args:
             slots: int ``[k]``, whose next observations are known; None: all of them.
         """
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        """Take down actions and the policy's further columns; only where slots come and go."""
+        """Store actions and the policy's extra columns; only where slots come and go."""
         raise NotImplementedError("only for slots that come and go")
 
     @abstractmethod
@@ -157,13 +156,12 @@ class SampleCollector(ABC):
         """Complete a transition of each slot of a step.
 
         Args:
-            step: rewards as the environments gave them, and flags. None of its slots joins with it.
+            step: rewards as the environments returned them, and flags. No slots join in it.
             obs: preprocessed observations that the step led to, final ones included, ``[m, ...]``.
-                May be a buffer. A slot that ends its episode without one was led to its last
-                observation again.
+                May be a buffer. A slot whose episode ends without one keeps its last observation.
             learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
-            actions, extras: of slots that act together, what the policy put out, each ``[B, ...]``,
-                the same names always. Where slots come and go, `act` was given them.
+            actions, extras: the policy's outputs, each ``[B, ...]``, always of the same names, for
+                slots that act together. Where slots come and go, `act` has stored them.
         """
 
     @abstractmethod
@@ -175,16 +173,16 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def drop(self, slots: Array, episode_id: int) -> None:
-        """Forget an episode as far as it has not been delivered; these slots took part."""
+        """Drop what is not yet delivered of an episode, in which these slots took part."""
 
     @property
     def rewards(self) -> Array:
-        """Of slots that act together, this fragment's rewards as they came, float64 ``[t, B]``."""
+        """This fragment's raw rewards of slots that act together, float64 ``[t, B]``."""
         raise NotImplementedError("only for slots that act together")
 
     @property
     def actions(self) -> Array:
-        """Of slots that act together, this fragment's actions ``[t, B, ...]``."""
+        """This fragment's actions of slots that act together, ``[t, B, ...]``."""
         raise NotImplementedError("only for slots that act together")
 
     @abstractmethod
@@ -194,11 +192,11 @@ class SampleCollector(ABC):
         further_columns: FurtherColumns | None = None,
         running: Collection[int] = (),
     ) -> SampleBatch:
-        """End the fragment: its transitions by sub-environment and agent, each in their order.
+        """End the fragment; returns its transitions by sub-environment and agent, each in order.
 
         Args:
             leave_out: columns and views that are not needed.
-            further_columns: of the policy's columns; None: there are none.
+            further_columns: makes further columns from the policy's; None if there are none.
             running: where slots come and go, ids of episodes that have not ended.
         """
 
@@ -208,14 +206,14 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """What the next fragment needs of the past, between fragments; arrays, numbers, dicts."""
+        """Everything that the next fragment needs, between fragments; arrays, numbers, dicts."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`, with the same slots."""
 
     def warn_if_large(self, steps: int) -> None:
-        """Say once, where episodes must be complete, that this many steps wait for it."""
+        """Warn once if this many steps are held back until their episodes are complete."""
         if self.whole_episodes and not self._warned and steps > MOST_HELD:
             self._warned = True
             _log.warning(
@@ -237,7 +235,7 @@ def make_collector(
 
     Args:
         num_slots, every_step_counts: see `SampleCollector`.
-        collects: False where no batch is made, and the default collector will do.
+        collects: False if no batches are made; the default collector is used then.
     """
     name = (settings.sample_collector if collects else None) or DEFAULT_COLLECTOR
     path = COLLECTORS.get(name, name)
@@ -265,9 +263,9 @@ def step_columns(
 
     Args:
         places: see `SampleCollector`, ``[k, 3]``.
-        rewards: as learning sees them.
-        steps: in the episodes.
-        infos: None where they are not viewed, since they are copied.
+        rewards: that are learned from.
+        steps: of the episodes.
+        infos: are copied; None if they are not viewed.
     """
     info_rows = np.empty(len(rewards), np.object_)
     for i in range(len(rewards)):

@@ -36,7 +36,7 @@ from rlrun.sampling.sample_collector import (
 
 @dataclass
 class _Trajectory:
-    """See the module; `obs` and each of `columns` are lists of rows."""
+    """The rows of one agent in one episode; `obs` and each of `columns` are lists."""
 
     place: tuple[int, int, int]
     """Sub-environment, agent index, episode id."""
@@ -119,7 +119,7 @@ class _Trajectory:
 
 
 class SimpleListCollector(SampleCollector):
-    """See the module, and `SampleCollector` for each method."""
+    """Collects steps in Python lists; see `SampleCollector` for the methods."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
