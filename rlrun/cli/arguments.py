@@ -1,6 +1,6 @@
 """Arguments that several commands take: a file with overrides, a Ray address, an output style.
 
-Owns their help and how they are read. It must not know what a command does with them.
+Owns their help and their parsing. It must not know what a command does with them.
 """
 
 import os
@@ -29,7 +29,7 @@ def _leads_to_any(path: Path) -> bool:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """The runs, groups and sweeps below RUNS, and the names that stand for their latest."""
+    """The runs, groups and sweeps below RUNS, and the names of their latest."""
     names = [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/config.yaml"))]
     names += [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/sweep.yaml"))]
     words = dict.fromkeys([name.parts[0] for name in names] + list(map(str, names)))
@@ -45,7 +45,7 @@ def complete_files(incomplete: str) -> list[str]:
 
 
 def complete_paths(incomplete: str) -> list[str]:
-    """The experiment files and folders whose path begins so."""
+    """The experiment files and folders whose paths begin like this."""
     found = sorted(glob(f"{escape(incomplete)}*"))
     folders = [f"{path}/" for path in found if os.path.isdir(path)]
     return [path for path in found if path.endswith((".yaml", ".yml"))] + folders
@@ -141,7 +141,7 @@ def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word is a setting, KEY=VALUE, and no path: names of folders have equals signs."""
+    """Whether a word is KEY=VALUE and not a path, which may contain an equals sign, too."""
     return "=" in word and not os.path.exists(word)
 
 
@@ -173,14 +173,14 @@ def refuse_with_resume(what: str, **options: object) -> None:
 
 
 def with_folder(path: Path) -> Path:
-    """The path of a file that a command writes; its folder is made if it is missing."""
+    """The path of a file to write; makes its folder if that is missing."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
     return path
 
 
 def console_style(*, quiet: bool, plain: bool) -> "ConsoleStyle | None":
-    """The style that was asked for; None leaves it to the experiment."""
+    """The requested style; None leaves the choice to the experiment."""
     from rlrun.experiment.report.console import choose_style
 
     return choose_style(quiet=quiet, plain=plain) if quiet or plain else None

@@ -142,8 +142,8 @@ def _rlrun(
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
-    faulthandler.enable(2)  # a crash in the C code of an environment says where it was
-    if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows where a call hangs that Ctrl-C does not end
+    faulthandler.enable(2)  # shows where an environment's C code crashes
+    if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows where a call hangs that ignores Ctrl-C
         faulthandler.register(signal.SIGQUIT, file=2, chain=True)
     _show_exits()
     code: Any
@@ -160,17 +160,17 @@ def main() -> None:
 
 
 def _is_own(end: SystemExit) -> bool:
-    """Whether the command line has ended the command, and not an experiment's code."""
+    """Whether the command line raised this SystemExit, rather than an experiment's code."""
     frames = [frame for frame, _ in traceback.walk_tb(end.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__"))
     return module.partition(".")[0] in ("rlrun", "typer", "click")
 
 
 def _show_exits() -> None:
-    """Let `os._exit`, called by an environment, say where it is and not look like a success."""
+    """Let `os._exit`, if an environment calls it, print where it was called, and fail."""
     leave, process_id = os._exit, os.getpid()
 
-    def leave_in_words(status: int) -> NoReturn:
+    def leave_with_traceback(status: int) -> NoReturn:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if os.getpid() == process_id and not caller.startswith("rlrun."):
             sys.stderr.write(f"os._exit({status}) ended the command here:\n")
@@ -178,11 +178,11 @@ def _show_exits() -> None:
             status = status or errors.RUN_FAILED
         leave(status)
 
-    os._exit = leave_in_words
+    os._exit = leave_with_traceback
 
 
 def _end_in_spite_of_threads(code: Any) -> None:
-    """Let Python wait no longer than `_THREADS_END_S` for threads that an environment has left."""
+    """Wait no longer than `_THREADS_END_S` for threads that an environment has left running."""
     main_thread = threading.main_thread()
     threads = [
         each for each in threading.enumerate() if each is not main_thread and not each.daemon

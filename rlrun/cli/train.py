@@ -70,10 +70,10 @@ def train(  # noqa: PLR0913 - one parameter for each option
     rlrun train configs/ppo_cartpole.yaml training.lr=1e-3,1e-4 --seeds 5
     """
     file, overrides = split_words(words)
-    named = {"algorithm": algorithm, "env": env, "seed": seed}
-    either = resume == _AUTO
-    if resume is not None and not either:
-        refuse_with_resume("run", FILE=file, **named, seeds=seeds)
+    shortcuts = {"algorithm": algorithm, "env": env, "seed": seed}
+    auto = resume == _AUTO
+    if resume is not None and not auto:
+        refuse_with_resume("run", FILE=file, **shortcuts, seeds=seeds)
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
     from rlrun.actors.ray_runtime import stop_ray
@@ -84,14 +84,14 @@ def train(  # noqa: PLR0913 - one parameter for each option
     from rlrun.experiment.sweep.sweep import run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
-    # First, so that `env.key=value` adds to `--env`.
-    first = [f"{key}={value}" for key, value in named.items() if value is not None]
-    overrides = [*first, *overrides]
+    # Before the other overrides, so that `env.key=value` adds to `--env`.
+    options = [f"{key}={value}" for key, value in shortcuts.items() if value is not None]
+    overrides = [*options, *overrides]
     group = group_overrides(overrides, None if seeds is None else seeds_of(seeds))
-    if resume is None or either:
+    if resume is None or auto:
         run = run_experiment if group is None else run_sweep
         loaded = load(file, group or overrides, trust=trust)
-        outcome = run(loaded, run_dir=run_dir, resume=either, address=address, console=style)
+        outcome = run(loaded, run_dir=run_dir, resume=auto, address=address, console=style)
     else:
         outcome = _resume(resume, overrides, run_dir, address, style, trust=trust)
     stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
