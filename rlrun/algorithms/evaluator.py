@@ -35,7 +35,7 @@ class Evaluator:
     """Evaluates the present policies.
 
     Args:
-        spec: the one that the training runners are built from.
+        spec: specification of the training runners.
         explorations: present exploration settings of each policy in env runners.
 
     Attributes:
@@ -154,7 +154,7 @@ class Evaluator:
         return runner
 
     def connectors(self, policy_id: str, num_envs: int) -> RunnerConnectors:
-        """A present policy with connectors for this many environments."""
+        """The present policy with connectors for this many environments."""
         policies = self._policies
         connectors = RunnerConnectors(
             self._spec,

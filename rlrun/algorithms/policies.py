@@ -100,7 +100,7 @@ class Policies(Mapping[str, PolicySettings]):
         """Make connectors, learners and custom policies.
 
         Args:
-            spec: the one that env runners are built from.
+            spec: specification of the env runners.
             spaces: the environment's, by policy.
             make_learner: makes a policy's learner, given its id.
         """

@@ -52,7 +52,7 @@ class RunCheckpoints:
         """The state after an iteration since the newest checkpoint, for a run that fails."""
         self._refused = False
         """Whether the run folder has refused that state."""
-        # Not twice in memory where it has the replay buffers.
+        # With replay buffers in it, the state would take twice the memory.
         self._may_hold = self._every is not None and not experiment.replay.store_in_checkpoints
 
     def _files_in(self, folder: RunFolder) -> CheckpointFolder:
