@@ -340,7 +340,7 @@ def _step_problem(result: Any) -> str | None:
 
 
 def reward_problem(reward: Any) -> str | None:
-    """The fault of a reward, or None; text is no number, though `float` would read it."""
+    """The fault of a reward, or None; text is not a number, though `float` would read it."""
     try:
         number = math.ldexp(reward, 0)
     except (TypeError, ValueError):

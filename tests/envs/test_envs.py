@@ -84,8 +84,8 @@ def test_what_cannot_be_built_is_named_with_the_reason(use: str, message: str) -
         (Counter(nan_at=1), "observation", "NaN"),
         (LeavesItsSpace(), "observation", r"2000\.0, outside of \[-1\.0, 1000\.0\]"),
         (NoTuple(), "step", "it returned 4 values"),
-        (Pays("1", step=1), "step", "reward is no number: '1'"),
-        (Pays(b"1", step=1), "step", "reward is no number: b'1'"),
+        (Pays("1", step=1), "step", "reward is not a number: '1'"),
+        (Pays(b"1", step=1), "step", "reward is not a number: b'1'"),
         (Pays(np.inf, step=1), "step", "reward is inf"),
     ],
 )
