@@ -1,14 +1,15 @@
 """EnvRunner: environments and policies turn into sample batches, in this process or as a Ray actor.
 
-Owns fragments, the runner's state and the policies that there are, always by id: one entry for an
-environment with one agent, several where agents have policies of their own. Steps are made by the
-`SamplingLoop`.
+Owns fragments, the runner's state and the policies, always by id: one for an environment with one
+agent, several where agents have policies of their own. The environments are built by
+`RunnerEnvironments`, and stepped by the `SamplingLoop`.
 
     T  steps of a fragment      B  the runner's sub-environments
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from time import perf_counter
@@ -29,32 +30,21 @@ from rlrun.data.seeding import (
 )
 from rlrun.envs.env import EnvContext
 from rlrun.envs.env_process import EnvProxy
-from rlrun.envs.episode_vector_env import EpisodeVectorEnv
-from rlrun.envs.horizon import make_horizon
 from rlrun.envs.multi_agent_env import SubEnvs
-from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
-from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
-from rlrun.envs.vector_env import make_sub_envs, make_vector_env
-from rlrun.envs.watchdog import close_in_time, end_late_calls
 from rlrun.policies.policy import Policy
-from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
+from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.bounds_check import BoundsCheck
 from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
 from rlrun.sampling.episode_replay import warn_of_length
-from rlrun.sampling.episodes import (
-    AgentEpisodes,
-    EndlessPlan,
-    EpisodeRecord,
-    LockStepEpisodes,
-    Plan,
-)
+from rlrun.sampling.episodes import EndlessPlan, EpisodeRecord, Plan
 from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.postprocessing import Postprocessing, only_agent
 from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_environments import RunnerEnvironments
 from rlrun.sampling.runner_messages import (
     RunnerSpec,
     SampleReply,
@@ -115,34 +105,30 @@ class EnvRunner(OldNames):
             recreated_worker=recreated,
             training=role is Role.TRAIN,
         )
-        self._render_mode = render_mode
-        # With one agent each, sub-environments are slots, unless they do not wait for each other.
-        self._lock_step = (
-            spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
+        self._callbacks = _callbacks_by_method(spec)
+        shown = self._callbacks["on_sub_environment_created"]
+        self._environments = RunnerEnvironments(
+            spec,
+            self._context,
+            render_mode=render_mode,
+            created=self._show_sub_env if shown else None,
         )
-        self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
-        self._rebuilder = Rebuilder(
-            spec.env.use,
-            spec.restart_failed_sub_environments,
-            spec.max_sub_environment_failures_per_1000_steps,
-        )
-        # What is evaluated is what training has proven.
-        self._rebuilder.proven = role is Role.EVALUATION
-        made = [
-            (import_object(one.spec.use)(**one.spec.arguments()), one) for one in spec.callbacks
-        ]
-        self._callbacks = [(callbacks, one.methods) for callbacks, one in made]
-        self._ending = self._with("on_sample_end")
-        self.envs: Any = self._make_envs()
+        self.envs: Any = self._environments.envs
         with ExitStack() as failed:
             failed.callback(self.stop)
-            self._prepare(spec)
+            for callbacks in self._callbacks["on_environment_created"]:
+                callbacks.on_environment_created(self, self.envs, self._context)
+            self._prepare_sampling()
             failed.pop_all()
 
-    def _prepare(self, spec: RunnerSpec) -> None:
-        """Make what samples in the environments, which are there."""
-        for callbacks in self._with("on_environment_created"):
-            callbacks.on_environment_created(self, self.envs, self._context)
+    def _show_sub_env(self, env_index: int, env: Any) -> None:
+        context = self._context.for_sub_env(env_index)
+        for callbacks in self._callbacks["on_sub_environment_created"]:
+            callbacks.on_sub_environment_created(self, env, context, env_index)
+
+    def _prepare_sampling(self) -> None:
+        """Make the slots, their policies and the loop, and begin to count fragments."""
+        spec = self.spec
         self._settings: dict[str, PolicySettings | None] = {}
         self.actors: dict[str, PolicyActor] = {}
         self.policies: dict[str, Policy] = {}
@@ -150,11 +136,9 @@ class EnvRunner(OldNames):
         self._watch = self.episode_callbacks()
         self._slot_envs = self.slot_envs(plan, recorder=self._watch)
         self._loop = SamplingLoop(self._slot_envs, self.actors)
-        self.postprocess = Postprocessing({}, self._with("on_postprocess_trajectory"), self)
-        if spec.multi_agent is None:
-            self._set_policies({DEFAULT_POLICY_ID: None})
-        else:
-            self.set_policies(spec.multi_agent.policies)
+        self.postprocess = Postprocessing({}, self._callbacks["on_postprocess_trajectory"], self)
+        several = spec.multi_agent
+        self.set_policies({DEFAULT_POLICY_ID: None} if several is None else several.policies)
         self.weights_version = -1
         self._next_fragment = 0
         self._unfinished = False  # whether an exception has ended a fragment in the middle
@@ -164,33 +148,6 @@ class EnvRunner(OldNames):
             self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)
 
     # -- environments --------------------------------------------------------------------------
-
-    def _make_envs(self) -> EpisodeVectorEnv | SubEnvs:
-        place = self.spec.env, self.num_envs, self.spec.settings, self._context
-        limit_s = self.spec.env_timeout_s
-        given: dict[str, Any] = {
-            "render_mode": self._render_mode,
-            "created": self._created if self._with("on_sub_environment_created") else None,
-            "env_timeout_s": limit_s,
-        }
-        self._watchdog = end_late_calls(limit_s)
-        try:
-            if not self._lock_step:
-                several = self.spec.multi_agent is not None
-                return make_sub_envs(*place, several=several, **given)
-            return make_vector_env(*place, **given, rebuilder=self._rebuilder)
-        except BaseException:
-            self._end_watchdog()
-            raise
-
-    def _end_watchdog(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.stop()
-
-    def _created(self, env_index: int, env: Any) -> None:
-        context = self._context.for_sub_env(env_index)
-        for callbacks in self._with("on_sub_environment_created"):
-            callbacks.on_sub_environment_created(self, env, context, env_index)
 
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
@@ -202,51 +159,12 @@ class EnvRunner(OldNames):
                 soft.
             recorder: shown each step.
         """
-        spec, env_id = self.spec, self.spec.env.use
-        place: dict[str, Any] = {"runner_index": self.runner_index}
-        if self._lock_step:
-            can_reset = self.envs.resets_single_envs
-            return LockStepEnvs(
-                self.envs,
-                LockStepEpisodes(plan, self.num_envs, spec.max_replayed_env_steps),
-                make_horizon(spec.settings, env_id, soft=collects, can_reset=can_reset),
-                env_id,
-                collects=collects,
-                recorder=recorder,
-                info_keys=spec.info_keys,
-                **place,
-            )
-
-        def make(source: AgentEnvs) -> MultiAgentVectorEnv:
-            env = MultiAgentVectorEnv(
-                self.envs,
-                self._mapping,
-                env_id,
-                source,
-                horizon=make_horizon(spec.settings, env_id, soft=collects),
-                rebuilder=self._rebuilder,
-                recorder=recorder,
-                **place,
-            )
-            env.info_keys = spec.info_keys
-            return env
-
-        return AgentEnvs(
-            make,
-            AgentEpisodes(plan, self.num_envs, spec.max_replayed_env_steps),
-            env_id,
-            whole_episodes=self._whole_episodes,
-            count_agent_steps=spec.multi_agent is not None and spec.multi_agent.count_agent_steps,
-            **place,
-        )
+        return self._environments.as_slots(plan, collects=collects, recorder=recorder)
 
     def episode_callbacks(self) -> EpisodeCallbacks | None:
         """What shows episodes to callbacks; None where none has a method for them."""
-        by_method = {name: found for name in METHODS if (found := self._with(name))}
-        return EpisodeCallbacks(by_method, self) if by_method else None
-
-    def _with(self, method: str) -> list[Any]:
-        return [callbacks for callbacks, methods in self._callbacks if method in methods]
+        shown_to = {name: found for name in METHODS if (found := self._callbacks[name])}
+        return EpisodeCallbacks(shown_to, self) if shown_to else None
 
     def foreach_env(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(env)`` of each sub-environment, in the process in which it is.
@@ -259,10 +177,6 @@ class EnvRunner(OldNames):
         here = (env for env in self.envs.envs)
         return [env.apply(function) if isinstance(env, EnvProxy) else function(env) for env in here]
 
-    @property
-    def _whole_episodes(self) -> bool:
-        return self.spec.settings.batch_mode == "complete_episodes"
-
     @classmethod
     def as_remote(cls, **options: Any) -> Any:
         """This class as a Ray actor class; ``options`` are Ray's (``num_cpus=1``, ...)."""
@@ -272,19 +186,17 @@ class EnvRunner(OldNames):
 
     # -- policies ------------------------------------------------------------------------------
 
-    def set_policies(self, policies: Mapping[str, PolicySettings]) -> None:
-        """Have exactly these policies; those that stay keep what they know.
+    def set_policies(self, policies: Mapping[str, PolicySettings | None]) -> None:
+        """Have exactly these policies; those that stay keep what they have learned.
 
         Episodes in which an agent has a policy that is gone are given up.
         """
-        if policies != self._settings:
-            self._set_policies(policies)
-
-    def _set_policies(self, policies: Mapping[str, PolicySettings | None]) -> None:
+        if policies == self._settings:
+            return
         spaces = self.policy_spaces(policies)
         for policy_id, settings in policies.items():
             if policy_id not in self.actors:
-                self.actors[policy_id] = self._make_actor(policy_id, settings, spaces[policy_id])
+                self.actors[policy_id] = self._new_actor(policy_id, settings, spaces[policy_id])
         given_up = []
         if isinstance(self._slot_envs, AgentEnvs):
             given_up = self._slot_envs.set_policies(spaces, self.actors)
@@ -301,44 +213,29 @@ class EnvRunner(OldNames):
         self, policies: Mapping[str, PolicySettings | None] | None = None
     ) -> dict[str, Spaces]:
         """The environment's spaces for each of these policies, or of the present ones."""
-        policies = self._settings if policies is None else policies
-        if self._lock_step:
-            spaces = self.envs.single_observation_space, self.envs.single_action_space
-            return {DEFAULT_POLICY_ID: spaces}
-        if self.spec.multi_agent is None:
-            (observation_space,) = self.envs.envs[0].observation_spaces.values()
-            (action_space,) = self.envs.envs[0].action_spaces.values()
-            return {DEFAULT_POLICY_ID: (observation_space, action_space)}
-        settings = {name: one for name, one in policies.items() if one is not None}
-        found = policy_spaces(self.envs.envs[0], self._mapping, settings)
-        return {policy_id: found[policy_id] for policy_id in settings}
+        return self._environments.policy_spaces(self._settings if policies is None else policies)
 
-    def _make_actor(
+    def _new_actor(
         self, policy_id: str, settings: PolicySettings | None, spaces: Spaces
     ) -> PolicyActor:
         spec = self.spec
         key: tuple[int, ...] = self.role, self.runner_index
         if settings is not None:
             spec, key = for_policy(spec, policy_id, settings), (*key, policy_key(policy_id))
-        slots = self.num_envs * self._agents_per_env
+        slots = self.num_envs * self._environments.agents_per_env
         connectors = RunnerConnectors(spec, *spaces, num_slots=slots, key=key, policy=settings)
         return self.make_actor(connectors)
 
-    @property
-    def _agents_per_env(self) -> int:
-        return 1 if self.spec.multi_agent is None else len(self.envs.envs[0].possible_agents)
-
     def make_actor(self, connectors: RunnerConnectors, **settings: Any) -> PolicyActor:
         """An actor of a policy between these connectors; ``settings`` are `PolicyActor`'s."""
-        num_slots = self.num_envs if self._lock_step else None
-        explore = {"explore": self.spec.settings.explore, **settings}
+        environments = self._environments
         return PolicyActor(
             connectors,
             self.spec.settings,
-            num_slots=num_slots,
-            every_step_counts=not self._lock_step or self.envs.every_step_counts,
-            num_agents=self._agents_per_env,
-            **explore,
+            num_slots=self.num_envs if environments.lock_step else None,
+            every_step_counts=environments.every_step_counts,
+            num_agents=environments.agents_per_env,
+            **{"explore": self.spec.settings.explore, **settings},
         )
 
     @property
@@ -430,6 +327,7 @@ class EnvRunner(OldNames):
         if self._unfinished:
             self._begin_afresh()
         started, loop, envs = perf_counter(), self._loop, self._slot_envs
+        lock_step = self._environments.lock_step
         if request.policies is not None:
             self.set_policies(request.policies)
         self.load(weights, request.weights_version, request.connector_state)
@@ -464,7 +362,7 @@ class EnvRunner(OldNames):
             env_steps=env_steps,
             agent_steps=sum(len(one) for one in batches.policy_batches.values()),
             vector_steps=vector_steps,
-            episodes=envs.episodes.records if self._lock_step else self._finished_episodes(),
+            episodes=envs.episodes.records if lock_step else self._finished_episodes(),
             connector_deltas={
                 policy_id: actor.connectors.flush_deltas()
                 for policy_id, actor in self.actors.items()
@@ -498,7 +396,7 @@ class EnvRunner(OldNames):
         return records if self.spec.multi_agent else [record.of_one_agent() for record in records]
 
     def _begin_fragment(self, request: SampleRequest) -> None:
-        envs, together = self._slot_envs, self._lock_step
+        envs, together = self._slot_envs, self._environments.lock_step
         first_unroll_id = (self.runner_index << 48) | (request.fragment << 16)
         for policy_id, actor in self.actors.items():
             unsent = request.leave_out.get(policy_id, frozenset())
@@ -520,7 +418,8 @@ class EnvRunner(OldNames):
 
     def _build(self, env_steps: int) -> MultiAgentBatch:
         """The policies' batches, postprocessed, without what learning does not need."""
-        envs, plain = self._slot_envs, self.postprocess.does_nothing and not self._ending
+        envs, ending = self._slot_envs, self._callbacks["on_sample_end"]
+        plain = self.postprocess.does_nothing and not ending
         running = envs.running if isinstance(envs, AgentEnvs) else ()
         batches: dict[str, SampleBatch] = {}
         for policy_id, actor in self.actors.items():
@@ -531,7 +430,7 @@ class EnvRunner(OldNames):
             name = envs.agent_name if isinstance(envs, AgentEnvs) else only_agent
             batches = self.postprocess(batches, name)
         samples = MultiAgentBatch(batches, env_steps)
-        if self._ending:
+        if ending:
             self._end_sample(samples)
         if not plain:
             for policy_id, batch in samples.policy_batches.items():
@@ -546,7 +445,7 @@ class EnvRunner(OldNames):
     def _end_sample(self, samples: MultiAgentBatch) -> None:
         """Let callbacks change the fragment, but for the number of its rows."""
         rows = {policy_id: len(batch) for policy_id, batch in samples.policy_batches.items()}
-        for callbacks in self._ending:
+        for callbacks in self._callbacks["on_sample_end"]:
             callbacks.on_sample_end(self, samples.unwrapped())
             now = {policy_id: len(batch) for policy_id, batch in samples.policy_batches.items()}
             try:
@@ -569,7 +468,7 @@ class EnvRunner(OldNames):
         watched = {} if self._watch is None else {"live_episodes": self._watch.get_state()}
         return {
             **watched,
-            "rebuilder": self._rebuilder.get_state(),
+            "rebuilder": self._environments.rebuilder.get_state(),
             "next_fragment": self._next_fragment,
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
             **self._slot_envs.get_state(self.actors),
@@ -581,7 +480,8 @@ class EnvRunner(OldNames):
             self._begin_afresh()
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
-        self._rebuilder.set_state(state["rebuilder"])  # environments may raise in what follows
+        # Environments may raise in what follows.
+        self._environments.rebuilder.set_state(state["rebuilder"])
         self._slot_envs.set_state(state, self.actors, state["policies"])
         if self._watch is not None:
             self._watch.set_state(state.get("live_episodes", ()))
@@ -592,5 +492,14 @@ class EnvRunner(OldNames):
 
     def stop(self) -> None:
         """Close the environments."""
-        self._end_watchdog()
-        close_in_time(self.envs.close)
+        self._environments.close()
+
+
+def _callbacks_by_method(spec: RunnerSpec) -> defaultdict[str, list[Any]]:
+    """Instances of the spec's callbacks, by the name of each method that their class defines."""
+    by_method = defaultdict(list)
+    for given in spec.callbacks:
+        callbacks = import_object(given.spec.use)(**given.spec.arguments())
+        for method in given.methods:
+            by_method[method].append(callbacks)
+    return by_method
