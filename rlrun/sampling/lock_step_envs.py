@@ -1,10 +1,10 @@
 """LockStepEnvs: sub-environments with one agent each, which step together, as slots of one policy.
 
-Owns what becomes of a vector step: the horizon, where episodes end and the next ones begin, steps
-that are no transition, and what it takes to come back to the same place. Must not know how actions
+Owns the vector step and what follows it: the horizon, the ends of episodes and the next ones, steps
+that are no transitions; and the state from which episodes are resumed. Must not know how actions
 are chosen; the policy's actor receives the steps of its slots, which are the sub-environments.
 
-    B  sub-environments    t  vector steps of the running fragment so far
+    B  sub-environments    k  slots of a call    t  vector steps of the running fragment so far
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class LockStepEnvs:
-    """See the module.
+    """Sub-environments with one agent each, which step together, as slots of one policy.
 
     Args:
         collects: whether fragments hold the rewards; if not, as in evaluation, they are counted
@@ -42,11 +42,11 @@ class LockStepEnvs:
         info_keys: numbers of an episode's last info that its record gets.
 
     Attributes:
-        due: all slots, in each step.
-        needs_finish: whether `finish_step` has something to do after this step.
+        due: all slots act in each step.
+        needs_finish: whether `finish_step` must be called after this step.
         stopped: whether the recorder has ended the rollout.
-        started: whether episodes run.
-        raw: observations [B, ...] that the last step or reset returned.
+        started: whether the first episodes have begun.
+        raw: observations ``[B, ...]`` that the last step or reset returned.
     """
 
     def __init__(
@@ -66,30 +66,32 @@ class LockStepEnvs:
         self.needs_finish = self.stopped = self.started = False
         self._env_id, self._runner_index = env_id, runner_index
         self._collects, self._recorder, self._info_keys = collects, recorder, info_keys
-        self._all = np.arange(envs.num_envs)
+        self._all_slots = np.arange(envs.num_envs)
         nothing = np.zeros(0)
-        self._step = SlotStep(nothing, nothing, nothing, None)
-        self._steps = {DEFAULT_POLICY_ID: self._step}
-        self._done = np.zeros(0, np.bool_)  # [B] whose episodes ended in the last step
-        self._ended = np.zeros(0, np.int64)  # those sub-environments
-        self._infos: EnvInfos | None = None
+        self._slot_step = SlotStep(nothing, nothing, nothing, None)  # the last one; written over
+        self._step_by_policy = {DEFAULT_POLICY_ID: self._slot_step}
+        self._dones = np.zeros(0, np.bool_)  # [B], whether the last step ended the episode
+        self._done_slots = np.zeros(0, np.int64)  # [k], where it did
+        self._infos: EnvInfos | None = None  # of the last step
         self._t = 0
         self.raw: Any = None
-        self._first: list[tuple[int, Array, Any]] = []  # t, slots, raw first observations
-        self._unseen: tuple[Array, Any] | None = None  # slots, raw first observations
-        self._unfiltered: Array | None = None  # of a state that was taken over
+        # Raw first observations [k, ...] of slots [k]: after t steps of this fragment; and of
+        # episodes that began in `set_state`, which the policy sees when the next fragment begins.
+        self._resets: list[tuple[int, Array, Any]] = []
+        self._begun_in_restore: tuple[Array, Any] | None = None
+        self._restored_obs: Array | None = None  # [B, ...] of a restored state
 
     # -- episodes and fragments ----------------------------------------------------------------
 
     def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
-        """Begin first episodes, or show those that began while a state was restored."""
+        """Begin the first episodes, or show those that began while a state was restored."""
         actor = actors[DEFAULT_POLICY_ID]
         if not self.started:
             self.started = True
             self.raw = self.envs.reset(self.episodes.seeds)
-            self._begin(actor, self._all, self.raw, update=update)
-        if self._unseen is not None:
-            (slots, first), self._unseen = self._unseen, None
+            self._begin(actor, self._all_slots, self.raw, update=update)
+        if self._begun_in_restore is not None:
+            (slots, first), self._begun_in_restore = self._begun_in_restore, None
             self._begin(actor, slots, first, update=update)
 
     def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool = True) -> None:
@@ -98,12 +100,12 @@ class LockStepEnvs:
         actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)
 
     def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Count rows from here."""
-        self._t, self._first, self.episodes.records = 0, [], []
-        self._unfiltered = None
+        """Begin to count the steps of a fragment."""
+        self._t, self._resets, self.episodes.records = 0, [], []
+        self._restored_obs = None
 
     def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Let running episodes go on in the next fragment."""
+        """Add up the fragment's part of the running episodes, which go on in the next one."""
         actor = actors[DEFAULT_POLICY_ID]
         try:
             self.episodes.end_fragment(self._t, actor.collector.rewards, actor.sent())
@@ -113,12 +115,8 @@ class LockStepEnvs:
     def collect(
         self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
     ) -> tuple[int, int]:
-        """Step until a fragment is full; returns transitions that count, and vector steps.
-
-        Args:
-            length: steps of each sub-environment.
-        """
-        collector, wanted = actors[DEFAULT_POLICY_ID].collector, length * len(self._all)
+        """Step until ``length * B`` env steps are collected; returns how many, and vector steps."""
+        collector, wanted = actors[DEFAULT_POLICY_ID].collector, length * len(self._all_slots)
         while collector.num_collected < wanted:
             step()
         return (collector.num_collected if collector.whole_episodes else wanted), self._t
@@ -130,22 +128,22 @@ class LockStepEnvs:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the environments are brought back by repeating actions."""
+        """Whether environments are restored by repeating the actions of their episodes."""
         return self.envs.episode_seeds and not self.envs.offers_state
 
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
-        """Step all sub-environments; what it brought to each slot."""
-        sent, envs, step = actions[DEFAULT_POLICY_ID], self.envs, self._step
+        """Step all sub-environments; returns the results of all slots, by policy."""
+        sent, envs, step = actions[DEFAULT_POLICY_ID], self.envs, self._slot_step
         before = map_leaves(np.array, self.raw) if self._recorder is not None else None
         try:
             self.raw, rewards, terminateds, truncateds, self._infos = envs.step(sent)
         except EnvError as error:
-            raise self._placed(_blamed(error, sent), self._t) from None
+            raise self._with_place(_blamed(error, sent), self._t) from None
         valid, infos = envs.valid, self._infos
         if envs.failed_envs:
-            valid = ~np.isin(self._all, list(envs.failed_envs))
+            valid = ~np.isin(self._all_slots, list(envs.failed_envs))
         if not self._collects:
             self.episodes.add_row(rewards, valid)
         else:
@@ -153,20 +151,20 @@ class LockStepEnvs:
         if self.horizon is not None:
             steps = self.episodes.steps(self._t)
             terminateds, truncateds = self.horizon.flags(steps, terminateds, truncateds, valid)
-        self._done = done = terminateds | truncateds
-        (self._ended,) = done.nonzero()
+        self._dones = dones = terminateds | truncateds
+        (self._done_slots,) = dones.nonzero()
         step.observations, step.rewards, step.valid = self.raw, rewards, valid
         step.fresh = valid if envs.failed_envs else None
         step.terminateds, step.truncateds = terminateds, truncateds
         step.infos = None if infos is None else infos.by_env
         self.needs_finish = (
-            len(self._ended) > 0
+            len(self._done_slots) > 0
             or valid is not None
             or (self.horizon is not None and bool(self.horizon.passed.any()))
         )
         if self._recorder is not None:
             self._record(before, sent, step)
-        return self._steps
+        return self._step_by_policy
 
     def _record(self, before: Any, sent: Any, step: SlotStep) -> None:
         assert self._recorder is not None
@@ -182,22 +180,22 @@ class LockStepEnvs:
         self.stopped = bool(self._recorder(shown))
 
     def finish_step(self, actors: Mapping[str, PolicyActor]) -> None:
-        """End episodes that are over after the last step, and begin the next ones."""
+        """End the episodes that the last step ended, and begin the next ones."""
         actor, envs = actors[DEFAULT_POLICY_ID], self.envs
         if envs.valid is not None:  # steps that environments spent on their own reset
             resetting = np.flatnonzero(~envs.valid)
             self.episodes.start_at(resetting, self._t)
             actor.begin_noise(resetting, self.episodes.number[resetting])
             actor.continue_with_new_episodes(resetting, self.episodes.ids[resetting])
-        if self._step.fresh is not None:
-            failed = ~self._step.fresh
+        if self._slot_step.fresh is not None:
+            failed = ~self._slot_step.fresh
             slots = np.flatnonzero(failed)
             self._drop(actor, slots)
             self.episodes.num_failed += len(slots)
             self._reset(actor, slots, failed)
-        if len(self._ended):
-            self._end(actor, self._ended)
-            self._reset(actor, self._ended, self._done)
+        if len(self._done_slots):
+            self._end(actor, self._done_slots)
+            self._reset(actor, self._done_slots, self._dones)
         if self.horizon is not None and self.horizon.passed.any():
             slots = np.flatnonzero(self.horizon.passed)
             self._end(actor, slots, goes_on=True)
@@ -217,7 +215,7 @@ class LockStepEnvs:
             self._add_numbers(self._infos, num_records)
 
     def _add_numbers(self, infos: EnvInfos, first: int) -> None:
-        """Give the records from this one on what the last infos say of their episodes."""
+        """Add numbers of the last infos to the records from number ``first`` on."""
         for record in self.episodes.records[first:]:
             info = infos.by_env.get(record.env_index)
             try:
@@ -225,31 +223,31 @@ class LockStepEnvs:
                     record.custom_metrics.update(info_numbers(info, self._info_keys))
             except ValueError as problem:
                 error = EnvError(self._env_id, "step", str(problem), env_index=record.env_index)
-                raise self._placed(error, self._t) from None
+                raise self._with_place(error, self._t) from None
 
     def _drop(self, actor: PolicyActor, slots: Array) -> None:
         actor.drop(slots)
         self.episodes.drop(slots.tolist(), self._t)
 
     def _reset(self, actor: PolicyActor, slots: Array, mask: Array) -> None:
-        """Reset the sub-environments of ``mask``; the policy sees their first observations."""
+        """Reset the slots, for which ``mask`` ``[B]`` is true, and begin their next episodes."""
         try:
             raw = self.envs.reset_envs(mask, self.episodes.seeds)
         except EnvError as error:
-            raise self._placed(error, self._t - 1) from None
+            raise self._with_place(error, self._t - 1) from None
         if raw is None:  # the observations come with the environment's next step
             return
         first = raw[slots] if type(raw) is np.ndarray else pick(raw, slots)
         if self._recorder is not None:
             self.raw = raw
         if self._collects:
-            self._first.append((self._t, slots, first))
+            self._resets.append((self._t, slots, first))
         self._begin(actor, slots, first, update=self._collects)
 
     # -- errors --------------------------------------------------------------------------------
 
-    def _placed(self, error: EnvError, t: int) -> EnvError:
-        """The error of the vector step t, with its place."""
+    def _with_place(self, error: EnvError, t: int) -> EnvError:
+        """The error, with its env runner and the env step of its episode after t vector steps."""
         error.runner_index = self._runner_index
         if self._collects:
             error.env_step = int(self.episodes.steps(t)[error.env_index])
@@ -258,7 +256,7 @@ class LockStepEnvs:
     def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
         """See `SlotEnvs`."""
         error = EnvError(self._env_id, "observation", reason, env_index=row)
-        return self._placed(error, self._t)
+        return self._with_place(error, self._t)
 
     def _reward_error(self, error: RewardError) -> EnvError:
         raised = EnvError(self._env_id, "step", str(error), env_index=error.env_index)
@@ -268,24 +266,24 @@ class LockStepEnvs:
     # -- state ---------------------------------------------------------------------------------
 
     def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
-        """Where the environments stand, between fragments; plain numbers and arrays."""
+        """The state of environments and episodes between fragments, as numbers and arrays."""
         return {
             "episodes": self.episodes.get_state(),
-            "unfiltered": self._before_filter(actors[DEFAULT_POLICY_ID]),
+            "unfiltered": self._unfiltered_obs(actors[DEFAULT_POLICY_ID]),
             "envs": self.envs.get_state() if self.started else None,
         }
 
-    def _before_filter(self, actor: PolicyActor) -> Array | None:
-        """What the policy sees next as it is before the filter, ``[B, ...]``; None before a start.
+    def _unfiltered_obs(self, actor: PolicyActor) -> Array | None:
+        """The next observations ``[B, ...]`` before the filter; None before the first episodes.
 
-        A state that was taken over is still the present one until the next step.
+        After `set_state` they are the state's, until the next fragment begins.
         """
         if not self.started:
             return None
-        if self._unfiltered is not None:
-            return self._unfiltered
+        if self._restored_obs is not None:
+            return self._restored_obs
         unfiltered = np.array(actor.preprocess(self.raw))
-        for t, slots, first in self._first:
+        for t, slots, first in self._resets:
             if t == self._t:
                 unfiltered[slots] = actor.preprocess(first)
         return unfiltered
@@ -296,36 +294,36 @@ class LockStepEnvs:
         actors: Mapping[str, PolicyActor],
         actor_states: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Go on where the environments of a state stood.
+        """Restore a state from `get_state`.
 
         Environments that offer their state are given it back. Others are reset with the seeds of
-        their running episodes and replay the actions; one that raises meanwhile, whose observation
-        then differs, or whose episode is too long, starts a fresh episode.
+        their running episodes and repeat the actions. Where one raises meanwhile, returns another
+        observation than before, or its episode is too long, a fresh episode begins.
         """
         actor = actors[DEFAULT_POLICY_ID]
         self.episodes.set_state(state["episodes"])
         actor.set_state(actor_states[DEFAULT_POLICY_ID])
-        self._t, self._unseen, self._unfiltered = 0, None, None
+        self._t, self._begun_in_restore, self._restored_obs = 0, None, None
         self.started = state["unfiltered"] is not None
         if not self.started:
             return
-        self._unfiltered = np.array(state["unfiltered"])
+        self._restored_obs = np.array(state["unfiltered"])
         if state["envs"] is not None and self.envs.offers_state:
             self.envs.reset(self.episodes.seeds)
             self.envs.set_state(state["envs"])
         elif self.envs.episode_seeds:
-            self._restore(actor, self._unfiltered)
+            self._restore(actor, self._restored_obs)
         else:
             _log.warning(
                 "%s can neither be seeded per episode nor hand out its state: "
                 "all running episodes start afresh",
                 self._env_id,
             )
-            self._drop(actor, self._all)
+            self._drop(actor, self._all_slots)
             self.started = False
 
     def _restore(self, actor: PolicyActor, expected: Array) -> None:
-        """Bring the environments to where they returned ``expected``, one by one."""
+        """Repeat the actions of the running episodes, up to ``expected``, ``[B, ...]``."""
         episodes = self.episodes
         recorded = episodes.seeds, episodes.actions(), episodes.lives
         raw, diverged = replay_actions(self.envs, actor.to_env, *recorded)
@@ -341,12 +339,12 @@ class LockStepEnvs:
         first = pick(self.envs.reset_envs(diverged, episodes.seeds), slots)
         expected[slots] = actor.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
-        self._unseen = slots, first
+        self._begun_in_restore = slots, first
         self._begin(actor, slots, first, update=False)
 
 
 def _blamed(error: EnvError, actions: Any) -> EnvError:
-    """The error, or one of the policy's, if the environment was given an action with NaN in it."""
+    """The error, or one that blames the policy, if its action was not finite."""
     if not isinstance(actions, np.ndarray) or np.isfinite(actions[error.env_index]).all():
         return error
     reason = f"the policy's action is {actions[error.env_index].tolist()}"
