@@ -1,14 +1,16 @@
-"""The rows of views, by one rule for the present step and for whole fragments.
+"""The values of views, for the present step and for whole fragments.
 
-A fragment lies in memory time-major, with some rows of the past in front of it:
+A fragment lies in memory time-major, after P past rows, which were delivered with earlier ones:
 
-    row      0 .. P-1        P .. P+T-1
-    holds    the past        the fragment's T steps of B slots
+    in history    0 .. P-1     P .. P+T-1    P+T
+    in fragment   -P .. -1     0 .. T-1      T
+    holds         past rows    T steps       the next observations
 
-`TrajectoryViews.acting` gathers what the policy sees at one of these rows; `TrainingRows` gives the
-same rows for all of them at once. Numpy alone; knows nothing of environments and policies.
+`TrajectoryViews.acting` computes the views that the policy acts on at one of these rows;
+`TrainingRows` computes the same values for all rows at once. Needs numpy alone; knows nothing of
+environments and policies.
 
-    T  steps    B  slots    P  rows of the past    n  steps of a view with a time axis
+    T  steps    B  slots    N  rows of the batch    P  lookback    n  steps of a view in time
 """
 
 from __future__ import annotations
@@ -27,36 +29,36 @@ from rlrun.data.sequences import sequence_lengths, sequence_offsets
 from rlrun.data.view_requirement import ViewRequirement
 
 History = Mapping[str, Array]
-"""Columns by name, [P + T, B, ...]; observations have a row more."""
+"""Columns by name, ``[P + T, B, ...]``; observations ``[P + T + 1, B, ...]``."""
 
 
 @dataclass(frozen=True)
 class View:
-    """One view, resolved."""
+    """A view requirement of which all defaults are filled in."""
 
     name: str
     source: str
     steps: Array
-    """Relative steps, int [n]."""
+    """Steps relative to the present one, int ``[n]``."""
     shift: int
-    """The first of them."""
+    """The first of `steps`; the only one without a time axis."""
     time_axis: bool
     acting: bool
     training: bool
     fill: Any
-    """A row that stands for steps before the episode; None: its first row does."""
+    """The value for steps before the episode; None repeats the episode's first row."""
     nothing: Any
-    """A row that stands for steps after all that are known."""
+    """The value for steps after the last known one."""
     per_sequence: int
-    """Steps of a sequence that share one row; 0 for a view with a row for each step."""
+    """Longest sequence of steps that share one row; 0 if each step has its own row."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the view is the column itself, which is in the batch anyway."""
+        """Whether the view is the column of its own name, which every batch has."""
         return self.name == self.source and not self.time_axis and not self.steps.any()
 
     def rows(self, present: Array) -> Array:
-        """The rows [..., n] (or [...]) of the view at `present` rows [...]."""
+        """The rows ``[..., n]`` (or ``[...]``) that the view reads at rows `present`, ``[...]``."""
         return present[..., None] + self.steps if self.time_axis else present + self.shift
 
 
@@ -64,20 +66,20 @@ class TrajectoryViews:
     """All views of one policy.
 
     Args:
-        requirements: the policy's, by name of the view.
-        initial_state: the policy's state at an episode's start, one row each; stands for steps
-            before the episode in views of `state_out_k`.
-        unread: views that the policy does not read when it acts, though it might.
+        requirements: the policy's view requirements, by name of the view.
+        initial_state: the policy's state at the start of an episode, one row for each part; the
+            value of views of `state_out_k` for steps before the episode.
+        unread: views that the policy could read when it acts, and does not.
 
     Attributes:
-        acting_views: what the policy is shown when it acts.
-        lookback: P, how far the views reach back.
-        acting_lookback: how far those reach back that the policy is shown when it acts.
-        sources: columns that are viewed when acting, besides observations.
+        acting_views: views that the policy acts on.
+        lookback: P, the number of steps that views look back.
+        acting_lookback: the same of `acting_views` alone.
+        sources: the columns that are viewed, besides observations.
         max_seq_len: longest sequence of a recurrent model; None for others.
 
     Raises:
-        ValueError: a view is impossible; the message names it.
+        ValueError: a view requirement cannot be met; the message names it.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class TrajectoryViews:
         return all(view.is_plain and view.source == col.OBS for view in self.views)
 
     def acting(self, history: History, row: int, first: Array | None = None) -> dict[str, Array]:
-        """What the policy sees at `row`, each [B, ...] or [B, n, ...].
+        """The views that the policy acts on at `row`, each ``[B, ...]`` or ``[B, n, ...]``.
 
         Args:
-            first: row of the first step of each slot's episode, int [B]; at the earliest the oldest
-                row of the past. None where all began `acting_lookback` rows ago or earlier.
+            first: row of the first step of each slot's episode, int ``[B]``, not before the oldest
+                past row. None if all episodes began `acting_lookback` rows ago or earlier.
         """
         seen = {}
         for view in self.acting_views:
@@ -127,12 +129,12 @@ def _lookback(views: Sequence[View]) -> int:
 def source_rows(
     source: str, num_rows: int, space: Any, action: Array, states: Sequence[Array]
 ) -> Array:
-    """Rows ``[num_rows, ...]`` in the shape and dtype of a column that is viewed.
+    """Rows ``[num_rows, ...]`` of the shape and dtype of a viewed column.
 
     Args:
-        space: what the view says of the column, if anything.
-        action: one action, as it is recorded.
-        states: the policy's initial states, which stand in the columns of states.
+        space: the view requirement's `space`, or None.
+        action: one action, as collectors store it.
+        states: the policy's initial states, the rows of state columns; others are zeros.
     """
     if source in col.STEP_COLUMNS:
         return np.zeros(num_rows, col.STEP_COLUMNS[source])
@@ -171,7 +173,7 @@ def _resolved(name: str, requirement: ViewRequirement, fills: Mapping[str, Array
 
 
 def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
-    """The view [B, ...] or [B, n, ...] at one row of a column [rows, B, ...]."""
+    """The view ``[B, ...]`` or ``[B, n, ...]`` at one row of a column ``[P + T, B, ...]``."""
     if not view.time_axis:
         wanted = row + view.shift
         if view.shift >= 0:  # no episode begins later than now
@@ -192,13 +194,13 @@ def _gathered(view: View, column: Array, row: int, first: Array) -> Array:
 
 
 class TrainingRows:
-    """Index arrays of views over a whole fragment, in the order of its batch.
+    """Computes views for all rows of a fragment at once, in the order of its batch.
 
     Args:
-        steps_in_episode: step of each row in its episode, int [T, B].
-        ends: rows after which the episode does not go on in this fragment, bool [T, B].
-        oldest: the oldest row of the past, as a row of the fragment: -P or later.
-        keep: brings [T, B, ...] into the order of the batch, [N, ...].
+        steps_in_episode: step of each row in its episode, int ``[T, B]``.
+        ends: whether the row is the episode's last in this fragment, bool ``[T, B]``.
+        oldest: the oldest past row, in rows of the fragment: -P or later.
+        keep: turns ``[T, B, ...]`` into the rows of the batch, ``[N, ...]``.
     """
 
     def __init__(
@@ -217,19 +219,21 @@ class TrainingRows:
         self._slot = keep(np.broadcast_to(np.arange(slots), ends.shape))
 
     def observations(
-        self, view: View, next_index: Array, past: int, *, ahead: int = 0
+        self, view: View, next_index: Array, lookback: int, *, ahead: int = 0
     ) -> tuple[Array, Array]:
-        """Rows of the observations' storage, int [N] or [N, n], and which are zeros instead.
+        """A view of observations: rows of their storage, and whether the value is zero instead.
+
+        Both are ``[N]`` or ``[N, n]``.
 
         Args:
-            next_index: row of the storage with the observation after step (t, b), int [T, B].
-            past: P.
+            next_index: row of the storage with the observation after step t of slot b, ``[T, B]``.
+            lookback: P.
             ahead: 1 for the view of the step after each row.
         """
         rows = view.rows(self._present + ahead)
         first, last, slot = (_like(rows, a) for a in (self._first, self._last, self._slot))
         inside = np.clip(rows, first, last)
-        index = (past + inside) * next_index.shape[1] + slot
+        index = (lookback + inside) * next_index.shape[1] + slot
         index = np.where(rows == last + 1, next_index[last, slot], index)
         return index, rows > last + 1
 
@@ -237,21 +241,22 @@ class TrainingRows:
         self,
         view: View,
         column: Array,
-        past: int,
+        lookback: int,
         *,
         ahead: int = 0,
         selection: Array | slice = slice(None),
     ) -> Array:
-        """The view itself, [N, ...] or [N, n, ...], of a column [P + T, B, ...].
+        """A view ``[N, ...]`` or ``[N, n, ...]`` of another column, ``[P + T, B, ...]``.
 
         Args:
-            selection: only these rows of the batch.
+            lookback, ahead: see `observations`.
+            selection: the rows of the batch to compute; all by default.
         """
         rows = view.rows(self._present[selection] + ahead)
         first, last, slot = (
             _like(rows, a[selection]) for a in (self._first, self._last, self._slot)
         )
-        found: Array = column[past + np.clip(rows, first, last), slot]
+        found: Array = column[lookback + np.clip(rows, first, last), slot]
         if view.fill is not None:
             found[rows < first] = view.fill
         found[rows > last] = view.nothing
@@ -267,17 +272,17 @@ def add_views(
     next_index: Array,
     leave_out: frozenset[str] = frozenset(),
 ) -> None:
-    """Add the views to a fragment's batch, and cut it into sequences for recurrent models.
+    """Add views to the batch of a fragment, and cut it into sequences for recurrent models.
 
-    A view that the policy acts on comes twice: under its name, and under `new_<name>` as it is one
-    step later, like `new_obs` for `obs`, for the values of observations after a row. States have
-    one row for each sequence: the one of its first step.
+    Views that the policy acts on are added twice: under their name, and under `new_<name>` one step
+    later, as `new_obs` is to `obs`, so that the next observations can be given a value. States have
+    one row for each sequence, of its first step.
 
     Args:
         storage, next_index: of the observations; see `TrainingRows.observations`.
-        leave_out: views that are not needed.
+        leave_out: names that are not needed.
     """
-    past = views.lookback
+    lookback = views.lookback
     for view in views.views:
         if view.per_sequence or view.is_plain:
             continue
@@ -286,9 +291,9 @@ def add_views(
             if name in leave_out:
                 continue
             if view.source != col.OBS:
-                batch[name] = rows.values(view, history[view.source], past, ahead=ahead)
+                batch[name] = rows.values(view, history[view.source], lookback, ahead=ahead)
                 continue
-            index, beyond = rows.observations(view, next_index, past, ahead=ahead)
+            index, beyond = rows.observations(view, next_index, lookback, ahead=ahead)
             if beyond.any():
                 values = storage[index]
                 values[beyond] = 0
@@ -318,5 +323,5 @@ def _cut_into_sequences(
 
 
 def _like(rows: Array, values: Array) -> Array:
-    """Values [N] for every step of rows [N] or [N, n]."""
+    """Values ``[N]`` in the shape of rows, ``[N]`` or ``[N, n]``."""
     return np.broadcast_to(values.reshape(len(values), *[1] * (rows.ndim - 1)), rows.shape)

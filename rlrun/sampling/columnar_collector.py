@@ -1,12 +1,19 @@
 """ColumnarCollector: the arrays that a fragment is written into, and how they become a batch.
 
-While sampling, everything is time-major: row t holds step t of all B slots. In the finished batch
-the rows of a slot are contiguous. Observations are not moved for that: they stay in one storage of
-(T + 1) * B rows plus the final observations of ended episodes, and the batch's ``obs`` and
-``new_obs`` are two index arrays into it.
+While sampling, everything is time-major: row t holds step t of all B slots. In the batch, the rows
+of a slot are contiguous. Observations are not moved for that: `obs` and `new_obs` of the batch are
+two arrays of indices into their storage. What a row holds, and its number:
 
-    T  vector steps    B  slots    N  transitions of the finished batch (T * B without gaps)
-    P  rows of earlier fragments that views reach back to    K  rows held back for the next one
+                  past       held back     new steps        next    final observations
+    in fragment   -P .. -1   0 .. K-1      K .. T-1         T
+    in history    0 .. P-1   P .. P+K-1    P+K .. P+T-1     P+T     behind all others
+
+Past rows were delivered with earlier fragments, and are kept for views. Rows are held back from one
+fragment for the next if their episodes must be complete, or a fragment of exact length is full.
+Row T, and final observations of episodes that ended, are in the storage of observations alone.
+
+    T  vector steps    B  slots    N  transitions of the batch (T * B without gaps)
+    P  steps that views look back    K  rows held back
 """
 
 from __future__ import annotations
@@ -40,8 +47,7 @@ _ROW_COLUMNS = ("rewards", "terminateds", "truncateds", "episode_id", "episode_s
 class ColumnarCollector(SampleCollector):
     """The fast collector of slots that act together; see `SampleCollector`.
 
-    A vector step costs two calls and a few writes of whole rows. A fragment is a `FragmentBuffer`;
-    views find the past a few rows before its first one.
+    A vector step costs two calls and a few writes of whole rows.
     """
 
     def __init__(self, num_slots: int | None, *arguments: Any, **settings: Any) -> None:
@@ -51,22 +57,25 @@ class ColumnarCollector(SampleCollector):
         self._slots = np.arange(num_slots)
         self._views: TrajectoryViews | None = None
         self._lookback = 0  # P
-        self._viewed: dict[str, Array] = {}  # a row of each viewed column, besides observations
-        self._further: list[str] = []  # viewed columns of `columns.STEP_COLUMNS`, besides rewards
-        self._past: dict[str, Array] = {}  # [P or fewer, B, ...] of each viewed column
-        self._held: HeldRows | None = None
+        # A row [B, ...] in the shape and dtype of each viewed column, besides observations.
+        self._templates: dict[str, Array] = {}
+        self._viewed_step_columns: list[str] = []  # of `columns.STEP_COLUMNS`, besides rewards
+        self._past: dict[str, Array] = {}  # past rows [P or fewer, B, ...] of each viewed column
+        self._held: HeldRows | None = None  # for the next fragment
         self._buffer: FragmentBuffer | None = None  # of the running fragment
         self._t = 0  # rows so far; between fragments those that the next one begins with
-        self._first = np.zeros(num_slots, np.int64)  # row of the running episode's step 0
+        self._first_row = np.zeros(num_slots, np.int64)  # of step 0 of the running episodes
+        self._latest_first_row = 0  # the last row in which an episode has begun
         # Row, slots, episode ids and rows of step 0, where episodes begin or go on.
         self._begun: list[tuple[int, Array, Array, Any]] = []
-        self._newest = 0  # the row from which on all views see nothing but known steps
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         self._views = views
-        self._viewed = {name: row.repeat(len(self._slots), axis=0) for name, row in rows.items()}
+        self._templates = {name: row.repeat(len(self._slots), axis=0) for name, row in rows.items()}
         self._lookback = 0 if views is None else views.lookback
-        self._further = [name for name in rows if name in col.STEP_COLUMNS and name != col.REWARDS]
+        self._viewed_step_columns = [
+            name for name in rows if name in col.STEP_COLUMNS and name != col.REWARDS
+        ]
         seen = {col.OBS, *rows}
         # Columns that were not kept so far begin now: the past of a fragment is all or nothing.
         if self._lookback and self._past.keys() >= seen:
@@ -80,23 +89,23 @@ class ColumnarCollector(SampleCollector):
             # An env that resets itself in a step of its own needs a few vector steps more than T.
             rows += rows // 8 + 1
         held, self._held = self._held, None
-        self._begin = self._t = 0 if held is None else len(held.valid)
+        self._num_held = self._t = 0 if held is None else len(held.valid)
         buffer = FragmentBuffer(
-            rows + self._t, len(self._slots), self.obs_shape, self.obs_dtype, past=self._lookback
+            rows + self._t, len(self._slots), self.obs_shape, self.obs_dtype, self._lookback
         )
-        for name, row in self._viewed.items():
+        for name, row in self._templates.items():
             buffer.add_column(name, row)
         for name, past in self._past.items():
             buffer.num_past = len(past)
-            buffer.history[name][buffer.past - len(past) : buffer.past] = past
+            buffer.history[name][buffer.lookback - len(past) : buffer.lookback] = past
         self.num_collected = 0
         if held is not None:
             held.put(buffer)
             self.num_collected = 0 if self.whole_episodes else int(held.valid.sum())
-        self._newest = max(int(self._first.max()), -buffer.num_past)
+        self._latest_first_row = max(int(self._first_row.max()), -buffer.num_past)
         self._wanted = None if length is None else length * len(self._slots)
         self._unroll_ids = first_unroll_id + self._slots
-        self._begun = [(self._t, self._slots, self.places[:, 2].copy(), self._first.copy())]
+        self._begun = [(self._t, self._slots, self.places[:, 2].copy(), self._first_row.copy())]
         buffer.obs[self._t] = self.obs
         self._buffer, self.obs = buffer, buffer.obs[self._t]
 
@@ -104,7 +113,7 @@ class ColumnarCollector(SampleCollector):
         self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
     ) -> None:
         self.obs[slots] = obs  # within a fragment, a row of its buffer
-        self._first[slots] = self._newest = t = self._t
+        self._first_row[slots] = self._latest_first_row = t = self._t
         self._begun.append((t, slots, episode_ids, t))
         self.places[slots, 2] = episode_ids
         if places is not None:
@@ -118,9 +127,9 @@ class ColumnarCollector(SampleCollector):
         if self._t == buffer.length:
             self._grow(buffer)
         row = views.lookback + self._t
-        if self._newest <= self._t - views.acting_lookback:
+        if self._latest_first_row <= self._t - views.acting_lookback:
             return views.acting(buffer.history, row)
-        first = np.maximum(self._first, -buffer.num_past)
+        first = np.maximum(self._first_row, -buffer.num_past)
         return views.acting(buffer.history, row, views.lookback + first)
 
     def add_step(
@@ -152,8 +161,8 @@ class ColumnarCollector(SampleCollector):
                 buffer.add_column(col.REWARDS, rewards.astype(np.float32))
         if col.REWARDS in columns:
             columns[col.REWARDS][t] = rewards
-        if self._further:
-            self._write_further(buffer, t, rewards, step.infos)
+        if self._viewed_step_columns:
+            self._write_viewed_step_columns(buffer, t, rewards, step.infos)
         self._t = t + 1
         self.obs = buffer.obs[t + 1]
         if not self.whole_episodes:
@@ -164,20 +173,20 @@ class ColumnarCollector(SampleCollector):
     def _grow(self, buffer: FragmentBuffer) -> None:
         buffer.grow()
         self.obs = buffer.obs[self._t]  # the buffer has moved
-        self.warn_if_large(self._t - int(self._first.min()))
+        self.warn_if_large(self._t - int(self._first_row.min()))
 
-    def _write_further(
+    def _write_viewed_step_columns(
         self, buffer: FragmentBuffer, t: int, rewards: Array, infos: Infos | None
     ) -> None:
-        """Row t of the viewed columns that are this class's own; they take a while to make."""
-        flags, steps = (buffer.terminateds[t], buffer.truncateds[t]), t - self._first
-        infos = infos if col.INFOS in self._further else None
+        """Write row t of viewed columns that otherwise are made with the batch, all at once."""
+        flags, steps = (buffer.terminateds[t], buffer.truncateds[t]), t - self._first_row
+        infos = infos if col.INFOS in self._viewed_step_columns else None
         rows = step_columns(self.places, rewards, *flags, steps, self._unroll_ids, infos)
-        for name in self._further:
+        for name in self._viewed_step_columns:
             buffer.columns[name][t] = rows[name]
 
     def _leave_out(self, rows: slice | int, slots: Any) -> None:
-        """These rows of the running fragment are no transitions after all."""
+        """Mark rows of the running fragment as no transitions."""
         buffer = self._buffer
         assert buffer is not None
         valid = buffer.mask()
@@ -191,19 +200,19 @@ class ColumnarCollector(SampleCollector):
         buffer.add_finals(t - 1, slots, self.obs[slots])
         self.obs = buffer.obs[t]  # the buffer may have moved
         if self.whole_episodes:
-            self.num_collected += int((t - self._first[slots]).sum())
-        self._first[slots] = self._newest = t
+            self.num_collected += int((t - self._first_row[slots]).sum())
+        self._first_row[slots] = self._latest_first_row = t
 
     def drop(self, slots: Array, episode_id: int) -> None:
         for slot in slots.tolist():
             if self._held is not None and self.whole_episodes:
                 self._held.valid[:, slot] = False
             if self._buffer is not None:
-                self._leave_out(slice(max(int(self._first[slot]), 0), self._t), slot)
-        self._first[slots] = self._newest = self._t
+                self._leave_out(slice(max(int(self._first_row[slot]), 0), self._t), slot)
+        self._first_row[slots] = self._latest_first_row = self._t
 
     def _number_rows(self, buffer: FragmentBuffer) -> None:
-        """Fill in episode ids and steps, which are known from where episodes begin."""
+        """Fill in episode ids and steps, from the rows in which episodes began."""
         for row, slots, episode_ids, first in self._begun:
             buffer.episode_id[row : self._t, slots] = episode_ids
             buffer.episode_step[row : self._t, slots] = np.arange(row, self._t)[:, None] - first
@@ -211,12 +220,12 @@ class ColumnarCollector(SampleCollector):
     @property
     def rewards(self) -> Array:
         assert self._buffer is not None
-        return self._buffer.rewards[self._begin : self._t]
+        return self._buffer.rewards[self._num_held : self._t]
 
     @property
     def actions(self) -> Array:
         assert self._buffer is not None
-        return self._buffer.columns[col.ACTIONS][self._begin : self._t]
+        return self._buffer.columns[col.ACTIONS][self._num_held : self._t]
 
     def build(
         self,
@@ -233,30 +242,30 @@ class ColumnarCollector(SampleCollector):
         self._end_fragment()
 
     def _end_fragment(self) -> FragmentBuffer:
-        """Keep what the next fragment needs of this one, which is returned."""
+        """Keep the rows that the next fragment needs; returns this one's buffer."""
         buffer, t = self._buffer, self._t
         assert buffer is not None
         self._number_rows(buffer)
-        kept = self._hold_back(buffer, t)
+        num_held = self._hold_back(buffer, t)
         if self._lookback:
-            stop = buffer.past + t - kept
-            start = stop - min(buffer.past, buffer.num_past + t - kept)
-            viewed = (col.OBS, *self._viewed)
+            stop = buffer.lookback + t - num_held
+            start = stop - min(buffer.lookback, buffer.num_past + t - num_held)
+            viewed = (col.OBS, *self._templates)
             self._past = {name: buffer.history[name][start:stop].copy() for name in viewed}
         self.obs = buffer.obs[t].copy()
-        self._first -= t - kept
-        self._t, self._buffer = kept, None
+        self._first_row -= t - num_held
+        self._t, self._buffer = num_held, None
         return buffer
 
     def _hold_back(self, buffer: FragmentBuffer, t: int) -> int:
-        """Leave to the next fragment what this one does not deliver; returns K.
+        """Take rows that this fragment does not deliver out of it; returns their number K.
 
-        Those are episodes that must be complete, and transitions of the last row for which a
-        fragment of exact length has no room: there are some only where slots fill up unevenly.
+        They belong to episodes that must be complete, or are the surplus of the last row in a
+        fragment of exact length, where slots fill up unevenly.
         """
         if self.whole_episodes:
-            first = min(t, int(self._first.min()))
-            chosen = np.arange(first, t)[:, None] >= self._first  # without gaps in an episode
+            first = min(t, int(self._first_row.min()))
+            chosen = np.arange(first, t)[:, None] >= self._first_row  # without gaps in an episode
             self._held = HeldRows.take(buffer, first, chosen)
             self.warn_if_large(t - first)
             return t - first
@@ -272,7 +281,7 @@ class ColumnarCollector(SampleCollector):
     def get_state(self) -> dict[str, Any]:
         return {
             "obs": self.obs.copy(),
-            "steps": self._t - self._first,
+            "steps": self._t - self._first_row,
             "episode_ids": self.places[:, 2].copy(),
             "past": columns_state(self._past) if self._lookback else {},
             "held": {} if self._held is None else self._held.get_state(),
@@ -283,38 +292,31 @@ class ColumnarCollector(SampleCollector):
         self._past = columns_from_state(state["past"])
         self._held = HeldRows.from_state(state["held"]) if state["held"] else None
         self._t = 0 if self._held is None else len(self._held.valid)
-        self._first = self._t - np.array(state["steps"])
+        self._first_row = self._t - np.array(state["steps"])
 
 
 class FragmentBuffer:
     """Pre-allocated columns of one fragment, written row by row.
 
     Attributes:
-        obs: ``[T + 1, B, ...]``; row t is what the policy saw at step t, the last row what it
-            would see next.
-        columns: further columns by name, each ``[T, B, ...]``.
-        history: obs and columns with P rows of earlier fragments in front of them.
-        num_past: how many of those P rows are there; the last ones.
+        obs: ``[T + 1, B, ...]``; row t is what the policy saw at step t.
+        columns: the policy's and viewed columns by name, each ``[T, B, ...]``.
+        history: obs and columns with P rows in front of them, ``[P + T, B, ...]``.
+        num_past: how many of these P rows are past ones, the last ones.
         rewards: raw rewards, float64 ``[T, B]``.
         valid: ``[T, B]``, False where a row is no transition; None while all are.
     """
 
     def __init__(
-        self,
-        length: int,
-        slots: int,
-        obs_shape: tuple[int, ...],
-        obs_dtype: Any,
-        *,
-        past: int = 0,
+        self, length: int, slots: int, obs_shape: tuple[int, ...], obs_dtype: Any, lookback: int
     ) -> None:
-        self.length, self.slots, self.past = length, slots, past
-        self._num_rows = (past + length + 1) * slots
+        self.length, self.slots, self.lookback = length, slots, lookback
+        self._num_rows = (lookback + length + 1) * slots  # of the storage, before final ones
         self._num_finals = 0
         spare = slots + self._num_rows // 16
         self.history: dict[str, Array] = {}
         self._move_storage(np.empty((self._num_rows + spare, *obs_shape), dtype=obs_dtype))
-        # What step t of slot b led to, [t, b], as rows of the storage.
+        # Row of the storage with the observation after step t of slot b, [t, b].
         self._next_index = self._fresh_next_index()
         self.columns: dict[str, Array] = {}
         self.num_past = 0
@@ -328,21 +330,21 @@ class FragmentBuffer:
 
     def _move_storage(self, storage: Array) -> None:
         rows = storage[: self._num_rows].reshape(-1, self.slots, *storage.shape[1:])
-        self._storage, self.history[col.OBS], self.obs = storage, rows, rows[self.past :]
+        self._storage, self.history[col.OBS], self.obs = storage, rows, rows[self.lookback :]
 
     def _fresh_next_index(self) -> Array:
-        first = (self.past + 1) * self.slots
+        first = (self.lookback + 1) * self.slots
         return np.arange(first, self._num_rows, dtype=np.int64).reshape(self.length, self.slots)
 
-    def add_column(self, name: str, first_row: Array) -> Array:
-        """Allocate a column ``[T, B, ...]`` shaped like its first row ``[B, ...]``."""
-        whole = np.empty((self.past + self.length, *first_row.shape), dtype=first_row.dtype)
+    def add_column(self, name: str, row: Array) -> Array:
+        """Allocate a column ``[T, B, ...]`` of the shape and dtype of a row ``[B, ...]``."""
+        whole = np.empty((self.lookback + self.length, *row.shape), dtype=row.dtype)
         self.history[name] = whole
-        self.columns[name] = whole[self.past :]
+        self.columns[name] = whole[self.lookback :]
         return self.columns[name]
 
     def allocate(self, rows: Mapping[str, Any]) -> None:
-        """Make the columns of these rows ``[B, ...]`` that are not there yet."""
+        """Allocate the columns of these rows ``[B, ...]`` that are not there yet."""
         for name, row in rows.items():
             if name not in self.columns:
                 self.add_column(name, np.asarray(row))  # a policy may put out a list
@@ -359,7 +361,7 @@ class FragmentBuffer:
             setattr(self, name, _with_room(getattr(self, name), added))
         for name in self.columns:
             self.history[name] = _with_room(self.history[name], added)
-            self.columns[name] = self.history[name][self.past :]
+            self.columns[name] = self.history[name][self.lookback :]
         if self.valid is not None:
             self.valid = np.concatenate([self.valid, np.ones_like(self.valid)])
 
@@ -374,7 +376,7 @@ class FragmentBuffer:
         self._num_finals += len(slots)
 
     def next_obs(self, t: Array, slots: Array) -> Array:
-        """What steps t of these slots led to, final observations included."""
+        """Observations after steps t of these slots, final ones included."""
         return self._storage[self._next_index[t, slots]]
 
     def mask(self) -> Array:
@@ -414,7 +416,7 @@ class FragmentBuffer:
             col.UNROLL_ID: unroll_ids.repeat(lengths),
         }
         storage, next_index = self._observations(num_steps)
-        first_row = self.past * self.slots
+        first_row = self.lookback * self.slots
         index = np.arange(first_row, first_row + num_steps * self.slots, dtype=np.int64)
         batch = make_batch(
             {name: keep(column) for name, column in self.columns.items()},
@@ -446,7 +448,7 @@ class FragmentBuffer:
         return by_slot[self.valid[:num_steps].T]
 
     def _observations(self, num_steps: int) -> tuple[Array, Array]:
-        """The storage without unused rows; where in it is what each step led to, ``[t, B]``."""
+        """The storage without unused rows; rows in it of the next observations, ``[t, B]``."""
         end = self._num_rows + self._num_finals
         next_index = self._next_index[:num_steps]
         unused = (self.length - num_steps) * self.slots
@@ -459,13 +461,13 @@ class FragmentBuffer:
 
 @dataclass(frozen=True)
 class HeldRows:
-    """The last K rows of a fragment; the next fragment delivers some of their transitions.
+    """The last K rows of a fragment, from which the next one delivers transitions.
 
-    Shapes: ``[K, B, ...]``, but for `finals`.
+    All arrays are ``[K, B, ...]``, but for `finals`.
     """
 
     valid: Array
-    """Which of the rows are such transitions."""
+    """True where a transition is held back; other rows are there to fill the array."""
     obs: Array
     finals: Array
     """Final observations of the episodes that end in these rows, ``[n, ...]``."""
@@ -504,17 +506,17 @@ class HeldRows:
             buffer.add_finals(t, slots, self.finals)
 
     def get_state(self) -> dict[str, Any]:
-        """All rows, as a checkpoint takes them."""
+        """The fields, as a checkpoint takes them."""
         return {**vars(self), "columns": columns_state(self.columns)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> HeldRows:
-        """The rows of such a state."""
+        """Rows from a state of `get_state`."""
         columns = columns_from_state(state["columns"])
         return cls(**{**state, "valid": np.array(state["valid"]), "columns": columns})
 
 
 def _with_room(rows: Array, added: int, at: int | None = None) -> Array:
-    """A copy with so many more rows behind the others, or before row ``at``."""
+    """A copy with ``added`` more rows at the end, or before row ``at``."""
     more = np.empty((added, *rows.shape[1:]), rows.dtype)
     return np.concatenate([rows[:at], more, rows[len(rows) if at is None else at :]])

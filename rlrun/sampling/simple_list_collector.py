@@ -1,14 +1,14 @@
 """SimpleListCollector: steps in Python lists, trajectory by trajectory. The readable collector.
 
-What the fast collectors do with whole arrays is spelled out here row by row, so that either can be
-held against the other. Slow, and indifferent to how ragged the slots are.
+It does row by row what the fast collectors do with whole arrays, so that tests can compare them. It
+is slow, and takes slots that act together as well as slots that come and go.
 
-A trajectory holds what has been seen of one slot's episode and not been delivered yet:
+A trajectory holds the steps of one agent's episode that are not delivered yet, after past ones:
 
-    step of the slot    first_step - p .. first_step - 1     first_step .. first_step + n - 1
-    lists               past (delivered, views need it)      columns; obs has one more
+    step in the episode    first_step - p .. first_step - 1      first_step .. first_step + n - 1
+    stored in              past (delivered, kept for views)      columns; obs has one more
 
-    B  slots that act together    n  steps of a trajectory    N  rows of the finished batch
+    B  slots that act together    n  steps of a trajectory    N  rows of the batch
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlrun.sampling.sample_collector import (
 
 @dataclass
 class _Trajectory:
-    """The rows of one agent in one episode; `obs` and each of `columns` are lists."""
+    """Rows of one agent in one episode; `obs` and each of `columns` and `past` are lists."""
 
     place: tuple[int, int, int]
     """Sub-environment, agent index, episode id."""
@@ -45,13 +45,13 @@ class _Trajectory:
     columns: dict[str, list[Any]] = field(default_factory=dict)
     past: dict[str, list[Any]] = field(default_factory=dict)
     acted: dict[str, Any] = field(default_factory=dict)
-    """What the policy put out and the environment has not answered."""
+    """The action that the environment has not answered, and the policy's other outputs."""
 
     def __len__(self) -> int:
         return len(self.obs) - 1
 
     def split(self, num_steps: int, lookback: int) -> tuple[_Trajectory, _Trajectory]:
-        """The first steps, to be delivered, and the rest with the past that views need."""
+        """The first ``num_steps``, to be delivered, and the rest with the past that views need."""
         rows = {col.OBS: self.obs, **self.columns}
         whole = {name: [*self.past.get(name, []), *kept] for name, kept in rows.items()}
         end = len(self.past.get(col.OBS, [])) + num_steps
@@ -72,16 +72,16 @@ class _Trajectory:
         )
         return done, rest
 
-    def row(self, view: View, step: int, like: Array) -> Array:
-        """The view at step `step` of the n steps, or at n, the one after the last.
+    def row(self, view: View, step: int, template: Array) -> Array:
+        """The view at ``step`` of the n steps, or at n, the step after the last.
 
         Args:
-            like: a row of the viewed column, for shape and dtype.
+            template: an array of the shape and dtype of a row of the viewed column.
         """
         is_obs = view.source == col.OBS
         past = self.past.get(view.source, [])
         known = [*past, *(self.obs if is_obs else self.columns.get(view.source, []))]
-        seen = np.empty((len(view.steps), *like.shape), like.dtype)
+        seen = np.empty((len(view.steps), *template.shape), template.dtype)
         for k, relative in enumerate(view.steps.tolist()):
             at = len(past) + step + relative
             if at < 0:
@@ -124,22 +124,22 @@ class SimpleListCollector(SampleCollector):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._views: TrajectoryViews | None = None
-        self._like: dict[str, Array] = {}  # a row of each viewed column
+        self._templates: dict[str, Array] = {}  # a row of each viewed column, for shape and dtype
         self._ended: list[_Trajectory] = []
         self._running = {
             slot: _Trajectory((slot, 0, 0), 0, [row]) for slot, row in enumerate(self.obs)
         }
-        self._policy_columns: list[str] = []  # columns of the policy
+        self._policy_columns: list[str] = []  # names of the policy's outputs
         self._stepped = np.zeros(0, np.int64)  # slots of the last step that count
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         super().set_views(views, rows)
-        like = {name: row.reshape(row.shape[1:]) for name, row in rows.items()}
-        if not self._like.keys() >= like.keys():  # the past of what was not kept is not known
+        templates = {name: row.reshape(row.shape[1:]) for name, row in rows.items()}
+        if not self._templates.keys() >= templates.keys():  # the past of new columns is not known
             for trajectory in self._running.values():
                 trajectory.past = {}
         self._views = views
-        self._like = {col.OBS: np.zeros(self.obs_shape, self.obs_dtype), **like}
+        self._templates = {col.OBS: np.zeros(self.obs_shape, self.obs_dtype), **templates}
 
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
         self._first_unroll_id = first_unroll_id
@@ -168,7 +168,9 @@ class SimpleListCollector(SampleCollector):
         if self._views is None:
             return np.stack([trajectory.obs[-1] for trajectory in running])
         return {
-            view.name: np.stack([t.row(view, len(t), self._like[view.source]) for t in running])
+            view.name: np.stack(
+                [t.row(view, len(t), self._templates[view.source]) for t in running]
+            )
             for view in self._views.acting_views
         }
 
@@ -198,7 +200,7 @@ class SimpleListCollector(SampleCollector):
         running = [self._running[slot] for slot in slots.tolist()]
         if steps is None:
             steps = np.array([t.first_step + len(t) + 1 for t in running])
-        viewed = col.INFOS in self._like
+        viewed = col.INFOS in self._templates
         rows = step_columns(
             self.places[slots],
             step.rewards if learned_rewards is None else learned_rewards,
@@ -270,7 +272,7 @@ class SimpleListCollector(SampleCollector):
             delivered = [t for t in ended if t.place[2] not in running]
         else:
             delivered = self._all_steps(ended)
-        # The trajectories of an agent stay in their order.
+        # The sort is stable: trajectories of an agent stay in their order.
         delivered = sorted(filter(len, delivered), key=lambda t: t.place[:2])
         batch = self._batch(delivered, further_columns)
         for name in [name for name in batch if name in leave_out]:
@@ -278,7 +280,7 @@ class SimpleListCollector(SampleCollector):
         return batch
 
     def _all_steps(self, ended: list[_Trajectory]) -> list[_Trajectory]:
-        """All steps of the fragment without the surplus of the last vector step."""
+        """All steps of the fragment, but for the surplus of the last vector step."""
         surplus = 0 if self._wanted is None else max(self.num_collected - self._wanted, 0)
         held = set(self._stepped[len(self._stepped) - surplus :].tolist())
         lookback = 0 if self._views is None else self._views.lookback
@@ -312,7 +314,7 @@ class SimpleListCollector(SampleCollector):
             columns |= further_columns({name: columns[name] for name in self._policy_columns})
         batch = SampleBatch(columns)
         storage = np.stack([row for trajectory in delivered for row in trajectory.obs])
-        # Every trajectory has one observation more than it has steps.
+        # Every trajectory has one observation more than steps.
         lengths = [len(trajectory) for trajectory in delivered]
         index = np.arange(len(batch)) + np.repeat(np.arange(len(delivered)), lengths)
         batch.set_shared(col.OBS, storage, index)
@@ -329,14 +331,14 @@ class SimpleListCollector(SampleCollector):
         if views.max_seq_len is not None:
             seq_lens = sequence_lengths(batch, views.max_seq_len)
         for view in views.views:
-            like = self._like[view.source]
+            template = self._templates[view.source]
             if view.per_sequence:
                 starts = [rows[i] for i in sequence_offsets(seq_lens)[:-1].tolist()]
-                batch[view.name] = _stacked([t.row(view, step, like) for t, step in starts])
+                batch[view.name] = _stacked([t.row(view, step, template) for t, step in starts])
             elif not view.is_plain:
-                batch[view.name] = _stacked([t.row(view, step, like) for t, step in rows])
+                batch[view.name] = _stacked([t.row(view, step, template) for t, step in rows])
                 if view.acting:
-                    after = [t.row(view, step + 1, like) for t, step in rows]
+                    after = [t.row(view, step + 1, template) for t, step in rows]
                     batch[f"{col.NEXT_PREFIX}{view.name}"] = _stacked(after)
         if views.max_seq_len is not None:
             asked_for = {view.name for view in views.views}
