@@ -1,10 +1,8 @@
 """AgentEnvs: sub-environments with several agents, which come and go, as slots of their policies.
 
-Owns which episodes they run, the length of fragments, and restoring a state. Must not know how
-actions are chosen; the policies' actors receive the steps of their slots. `MultiAgentVectorEnv`
-turns dicts into arrays.
-
-    B  sub-environments
+Owns their episodes, the length of fragments, and the state from which episodes are resumed. Must
+not know how actions are chosen; the policies' actors receive the steps of their slots.
+`MultiAgentVectorEnv` converts between the dicts of environments and arrays.
 """
 
 from __future__ import annotations
@@ -41,13 +39,13 @@ class AgentEnvs:
     """Sub-environments with several agents, as slots of their policies.
 
     Args:
-        make: makes the environments, given the source of their episodes, which is this object.
-        whole_episodes: fragments consist of whole episodes.
-        count_agent_steps: the length of fragments counts agent steps, not env steps.
+        make: called with this object as the `EpisodeSource`; returns the environments.
+        whole_episodes: whether fragments consist of whole episodes.
+        count_agent_steps: whether the length of fragments is in agent steps, not env steps.
 
     Attributes:
         needs_finish: whether `finish_step` must be called after this step.
-        started: whether episodes run.
+        started: whether the first episodes have begun.
     """
 
     def __init__(
@@ -68,8 +66,8 @@ class AgentEnvs:
         self.started = self.needs_finish = False
         self._env_id, self._runner_index = env_id, runner_index
         self._whole_episodes, self._count_agent_steps = whole_episodes, count_agent_steps
-        self._only: list[int] | None = None  # sub-environments that the next step is made in
-        # Env steps and transitions in earlier fragments, and in this one but for dropped episodes.
+        self._only: list[int] | None = None  # sub-environments to step next; None for all
+        # Env steps and transitions of each episode before this fragment, and of the fragment.
         self._earlier = [(0, 0)] * episodes.num_envs
         self._env_steps = self._agent_steps = 0
 
@@ -78,10 +76,10 @@ class AgentEnvs:
     def set_policies(
         self, spaces: Mapping[str, Spaces], actors: Mapping[str, PolicyActor]
     ) -> list[SubEnv]:
-        """Have slots for exactly these policies; those that stay keep theirs.
+        """Have slots for exactly these policies; those that stay keep their slots.
 
         Returns:
-            Sub-environments whose episodes are given up, since a policy of an agent is gone.
+            Sub-environments whose episodes are given up because the policy of an agent is gone.
             `begin_again` begins their next ones.
         """
         gone = self.env.policies.keys() - spaces.keys()
@@ -100,7 +98,7 @@ class AgentEnvs:
         return left
 
     def begin_again(self, subs: Iterable[SubEnv], actors: Mapping[str, PolicyActor]) -> None:
-        """Begin the next episodes of sub-environments whose last ones were given up."""
+        """Begin the next episodes of sub-environments whose episodes were given up."""
         for sub in subs:
             self._observe(self.env.begin_again(sub), actors)
 
@@ -139,9 +137,9 @@ class AgentEnvs:
         self.episodes.given_up(env_index)
 
     def _note(self, sub: SubEnv) -> list[RecordedEpisode]:
-        """What is known of the episodes since the reset, the running one last.
+        """Update and return the recorded episodes since the last reset, the running one last.
 
-        The running one alone, without actions, once these are too many to repeat.
+        Once there are too many actions to repeat, only the running one, without actions.
         """
         recorded = self._recorded[sub.index]
         running = recorded[-1]
@@ -157,7 +155,7 @@ class AgentEnvs:
 
     @property
     def due(self) -> dict[str, Due]:
-        """Slots that act next, by policy."""
+        """The slots that act next, by policy id."""
         return self.env.due(self._only)
 
     @property
@@ -166,13 +164,13 @@ class AgentEnvs:
         return self.env.stopped
 
     def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
-        """Begin first episodes, unless episodes run."""
+        """Begin the first episodes, unless some are running."""
         if not self.started:
             self.started = True
             self._observe(self.env.start(), actors)
 
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
-        """Step the sub-environments."""
+        """Step the sub-environments; returns the results by policy id."""
         steps = self.env.step(actions, self._only)
         self.needs_finish = bool(self.env.failed)
         self._env_steps += self.env.num_steps
@@ -188,7 +186,7 @@ class AgentEnvs:
         return self.env.fault(agent, reason, int(due.steps[row]))
 
     def finish_step(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Give up the episodes of environments that raised, and begin others."""
+        """Give up the episodes of environments that raised, and begin the next ones."""
         for env_index in self.env.failed:
             sub = self.env.subs[env_index]
             self.episodes.num_failed += 1
@@ -210,7 +208,7 @@ class AgentEnvs:
             actors[policy_id].observe(step)
 
     def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Count from here."""
+        """Begin to count the steps of a fragment."""
         for policy_id, actor in actors.items():
             self.env.policies[policy_id].wants_infos = actor.wants_infos
         self.episodes.begin_fragment()
@@ -220,10 +218,10 @@ class AgentEnvs:
     def collect(
         self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
     ) -> tuple[int, int]:
-        """Step until a fragment is full; returns env steps that count, and vector steps.
+        """Step until the fragment is full; returns its env steps, and vector steps.
 
         Args:
-            length: env steps of each sub-environment, or agent steps.
+            length: env steps for each sub-environment, or agent steps (`count_agent_steps`).
         """
         num_envs, wanted = self.episodes.num_envs, length * self.episodes.num_envs
         by_agent = self._count_agent_steps
@@ -251,7 +249,7 @@ class AgentEnvs:
             rounds += 1
 
     def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Keep the actions that were taken, of episodes that go on."""
+        """Record the actions of the running episodes, which go on in the next fragment."""
         for actor in actors.values():
             taken = actor.newly_taken()
             if taken is not None:
@@ -282,11 +280,11 @@ class AgentEnvs:
 
     @property
     def is_replayed(self) -> bool:
-        """Whether the environments are brought back by repeating actions."""
+        """Whether environments are restored by repeating the actions of their episodes."""
         return not self.env.envs.offers_state
 
     def agent_name(self, episode_id: int, index: int) -> Any:
-        """The name of an agent, in a running episode or one that ended in this fragment."""
+        """The name of an agent, of a running episode or one that ended in this fragment."""
         if episode_id in self.episodes.agents:
             return self.episodes.agents[episode_id][index]
         env_index = self.episodes.ids.tolist().index(episode_id)
@@ -295,7 +293,7 @@ class AgentEnvs:
     # -- state ---------------------------------------------------------------------------------
 
     def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
-        """Where the environments stand, between fragments; plain numbers and arrays."""
+        """The state of environments and episodes between fragments, as numbers and arrays."""
         state: dict[str, Any] = {"started": self.started, "episodes": self.episodes.get_state()}
         if not self.started:
             return state
@@ -340,10 +338,11 @@ class AgentEnvs:
         actors: Mapping[str, PolicyActor],
         actor_states: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Go on where the environments of a state stood.
+        """Restore a state from `get_state`.
 
-        Each is reset with its episode's seed, and given back its state or replays the actions; one
-        whose observations then differ, or whose episode is too long, starts a fresh episode.
+        Each environment is reset with the seed of its episode, and given back its state or repeats
+        the actions. Where it then returns other observations than before, or its episode is too
+        long, a fresh episode begins.
         """
         self.episodes.set_state(state["episodes"])
         self.started = bool(state["started"])
@@ -376,7 +375,7 @@ class AgentEnvs:
             self._observe(self.env.begin_again(sub), actors)
 
     def _saved(self, slots: PolicySlots, state: Mapping[str, Any]) -> Observations:
-        """What agents that act next saw when the state was taken, if environments go on from it."""
+        """Raw observations in the state of agents that act next; empty if they are replayed."""
         if not self.env.envs.offers_state or state["raw"] is None:
             return {}
         due = [slots.at(slot) for slot in np.asarray(state["slots"]).tolist()]
@@ -390,10 +389,11 @@ class AgentEnvs:
         seen: Observations,
         actor: PolicyActor,
     ) -> set[int]:
-        """Make slots due with what their agents see after a replay; where it differs.
+        """Make the slots of a state due again; returns sub-environments that observe differently.
 
         Args:
-            state: which are due, and what they saw when the state was taken.
+            state: the slots that were due, and their preprocessed observations.
+            seen: raw observations in the restored sub-environments.
         """
         slots.due = Due(np.asarray(state["slots"]), np.asarray(state["steps"]))
         diverged = set()
@@ -416,7 +416,7 @@ class AgentEnvs:
         actors: Mapping[str, PolicyActor],
         diverged: set[int],
     ) -> Observations:
-        """Bring a sub-environment back; what agents whose actions are due see."""
+        """Restore a sub-environment; returns raw observations of agents that act next."""
         plan, index = self.episodes.plan, sub.index
         recorded = [
             RecordedEpisode.from_state(one, plan.episode_id(index, int(one["number"])))
@@ -426,7 +426,7 @@ class AgentEnvs:
         sub.episode = self.episodes.planned(index)
         policies, sub.agents = recorded[-1].policies, {}
         seen: Observations = {}
-        # Not if it would take too long, or one of the policies is gone, and the episode with it.
+        # No replay if it would take too long, or a policy is gone, and the episode with it.
         known = has_policies(recorded, actors)
         if known and self._has_state(state):
             self._replay.set_state(sub, recorded[-1], state)
@@ -434,7 +434,7 @@ class AgentEnvs:
             seen = self._replay.repeat(sub, recorded, actors)
         if len(sub.agents) < len(policies):  # they did not join again
             diverged.add(index)
-        # Agents that are missing are of no use, but they are counted: the episode is given up.
+        # Missing agents are filled in so that positions fit; their episode is given up.
         for i in range(len(sub.agents), len(policies)):
             self.env.new_agent(sub, ("gone", i), policies[i])
         sub.step, sub.silent = int(state["step"]), int(state["silent"])
@@ -453,5 +453,5 @@ class AgentEnvs:
         return seen
 
     def _has_state(self, state: Mapping[str, Any]) -> bool:
-        """Whether the environment itself goes on from a state, without a replay."""
+        """Whether the environment is given back its own state, without a replay."""
         return self.env.envs.offers_state and state["own"] is not None

@@ -152,12 +152,11 @@ class EnvRunner(OldNames):
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
     ) -> LockStepEnvs | AgentEnvs:
-        """This runner's environments, running the episodes of a plan.
+        """This runner's environments as slots of policies, with the episodes of a plan.
 
         Args:
-            collects: whether fragments are collected; without, as in evaluation, no horizon is
-                soft.
-            recorder: shown each step.
+            collects: whether fragments are collected; if not, as in evaluation, no horizon is soft.
+            recorder: called with each step.
         """
         return self._environments.as_slots(plan, collects=collects, recorder=recorder)
 
@@ -233,7 +232,7 @@ class EnvRunner(OldNames):
             connectors,
             self.spec.settings,
             num_slots=self.num_envs if environments.lock_step else None,
-            every_step_counts=environments.every_step_counts,
+            every_step_counts=not environments.lock_step or self.envs.every_step_counts,
             num_agents=environments.agents_per_env,
             **{"explore": self.spec.settings.explore, **settings},
         )

@@ -27,7 +27,7 @@ _MOST_FAILURES = 100  # of environments that are built again, before an evaluati
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One finished episode, as metrics see it: rewards before clipping and normalisation."""
+    """A finished episode, for metrics; rewards are those before clipping and normalisation."""
 
     episode_id: int
     env_index: int
@@ -38,18 +38,17 @@ class EpisodeRecord:
     agents: tuple[tuple[str, str, float], ...] = ()
     """With several agents: name, policy id and return of each, by order of appearance."""
     custom_metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers of the last step's info (`report.info_keys`), to which `Callbacks.on_episode_end` may
-    add; the result has their means."""
+    """Numbers of the last step's info (`report.info_keys`), and those that callbacks add."""
     agent_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """With several agents: the numbers of each one's last info, by its name."""
+    """With several agents: numbers of the last info of each, by its name."""
     hist_data: dict[str, list[float]] = field(default_factory=dict)
-    """Lists of numbers that callbacks have kept while it ran (`LiveEpisode`)."""
+    """Lists of numbers that callbacks add (`LiveEpisode`)."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # twice as fast as the default with slots
         return EpisodeRecord, tuple(getattr(self, one) for one in EpisodeRecord.__slots__)
 
     def of_one_agent(self) -> EpisodeRecord:
-        """The record of an environment with a single agent, without its name."""
+        """The record without `agents` and their names, for an environment with one agent."""
         metrics = dict(ChainMap(self.custom_metrics, *self.agent_metrics.values()))
         return replace(self, agents=(), agent_metrics={}, custom_metrics=metrics)
 
@@ -63,10 +62,10 @@ class RewardError(ValueError):
 
 
 class Plan(Protocol):
-    """Which episodes are run; an episode is a sub-environment and a number.
+    """Which episodes to run; an episode is identified by its sub-environment and a number.
 
     Attributes:
-        num_episodes: episodes with lower numbers count; with others a sub-environment idles.
+        num_episodes: only episodes with lower numbers are recorded.
     """
 
     num_episodes: float
@@ -81,13 +80,13 @@ class Plan(Protocol):
         """The number of the episode to run in place of one that failed."""
 
     def seed(self, env_index: int, number: int) -> int:
-        """The seed that the environment is reset with."""
+        """The seed of the environment's reset."""
 
     def episode_id(self, env_index: int, number: int) -> int:
-        """A number that is unique within the plan."""
+        """The episode's id, unique within the plan."""
 
     def noise(self, number: int) -> np.random.Generator | None:
-        """The generator of the episode's action noise; None if noise is seeded by fragment."""
+        """The generator of the episode's action noise; None if each fragment seeds its noise."""
 
 
 class EndlessPlan(Plan):
@@ -118,10 +117,10 @@ class EndlessPlan(Plan):
 
 
 class CountedPlan(Plan):
-    """Each of these episodes once, with its own seed; the k-th in sub-environment k mod B.
+    """Runs each of these episodes once, with its own seed; the k-th in sub-environment k mod B.
 
-    So the mean is not biased towards short episodes, and an episode depends neither on B nor on
-    other episodes.
+    Thus the mean return is not biased towards short episodes, and an episode depends neither on B
+    nor on other episodes.
     """
 
     def __init__(self, numbers: Sequence[int], seed: int, num_envs: int, env_id: str) -> None:
@@ -132,7 +131,7 @@ class CountedPlan(Plan):
         self._env_id, self._failures = env_id, 0
 
     def _at(self, position: int) -> int:
-        """The number at a position; beyond the last one, a number that does not count."""
+        """The number at a position; after the last one, a number that is not recorded."""
         behind = position - len(self._numbers)
         return self._numbers[position] if behind < 0 else int(self.num_episodes) + behind
 
@@ -164,14 +163,14 @@ class Episodes:
     """The episodes of B sub-environments.
 
     Args:
-        max_replayed: env steps since a reset up to which actions are kept, to be repeated.
+        max_replayed: env steps since a reset up to which actions are kept, for a restored state.
 
     Attributes:
-        number: of the running episodes, int ``[B]``.
-        ids: of the running episodes, int ``[B]``.
-        seeds: what the environments of the running episodes were reset with.
-        records: episodes that have ended, until a caller takes them.
-        num_failed: episodes dropped so far, because their environment raised.
+        number: numbers of the running episodes, int ``[B]``.
+        ids: their ids, int ``[B]``.
+        seeds: seeds of the last resets, B of them.
+        records: finished episodes, until a caller takes them.
+        num_failed: episodes dropped so far because their environment raised.
     """
 
     def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
@@ -191,10 +190,10 @@ class Episodes:
         self.ids[:] = [plan.episode_id(i, int(self.number[i])) for i in envs]
 
     def turn_to(self, env_index: int, number: int, *, goes_on: bool = False) -> None:
-        """Run this episode next.
+        """Make this the running episode of a sub-environment.
 
         Args:
-            goes_on: without a reset, at a soft horizon or a lost life.
+            goes_on: it begins without a reset, at a soft horizon or after a lost life.
         """
         plan = self.plan
         self.number[env_index] = number
@@ -204,7 +203,7 @@ class Episodes:
             self.seeds[env_index] = plan.seed(env_index, number)
 
     def follow(self, given_up: Episodes) -> None:
-        """Run the episodes after these, as if their environments had failed."""
+        """Go on after these episodes, as if their environments had failed."""
         for i, number in enumerate(given_up.number.tolist()):
             self.turn_to(i, self.plan.instead(i, number))
         self.num_failed = given_up.num_failed
@@ -222,7 +221,7 @@ class Episodes:
         """Restore a state from `get_state`.
 
         Raises:
-            ValueError: it was of another number of sub-environments.
+            ValueError: it has another number of sub-environments.
         """
         there = len(state["number"])
         if there != self.num_envs:
@@ -238,9 +237,9 @@ class AgentEpisodes(Episodes):
     """Episodes in which agents come and go; see `EpisodeSource`.
 
     Attributes:
-        env_steps: of the episodes that ended, until a caller resets it.
+        env_steps: env steps of the episodes that ended in this fragment.
         agent_steps: actions in them.
-        agents: names of the agents by index, of each episode that ended.
+        agents: names of their agents by index, by episode id.
     """
 
     def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
@@ -248,7 +247,7 @@ class AgentEpisodes(Episodes):
         self.begin_fragment()
 
     def begin_fragment(self) -> None:
-        """Count from here."""
+        """Begin to count and record the episodes of a fragment."""
         self.records = []
         self.env_steps = self.agent_steps = 0
         self.agents: dict[int, list[Any]] = {}
@@ -305,12 +304,13 @@ class LockStepEpisodes(Episodes):
     """Episodes of sub-environments with one agent each, which step together.
 
     All arrays are ``[B]``. Times are rows of the running fragment: after t steps, the last row is
-    ``t - 1``. Where nothing is collected, steps are counted by `add_row`.
+    ``t - 1``. If nothing is collected, `add_row` counts each step.
 
     Attributes:
-        length: steps of the running episodes before the fragment's first row.
+        length: steps of the running episodes in earlier fragments.
         total_length, total_return: likewise, but of whole games, over lost lives (Atari).
-        lives: steps since the reset after which a life was lost, of each running game.
+        since_reset: likewise, but from the last reset on.
+        lives: of each running game, the steps since its reset after which a life was lost.
     """
 
     def __init__(self, plan: Plan, num_envs: int, max_replayed: int = 100_000) -> None:
@@ -318,9 +318,9 @@ class LockStepEpisodes(Episodes):
         self.length = np.zeros(num_envs, np.int64)
         self.total_length = np.zeros(num_envs, np.int64)
         self.total_return = np.zeros(num_envs, np.float64)
-        self.since_reset = np.zeros(num_envs, np.int64)  # as `length`, from the last reset on
+        self.since_reset = np.zeros(num_envs, np.int64)
         self._start = np.zeros(num_envs, np.int64)  # first row of the running episode
-        self._reset_row = np.zeros(num_envs, np.int64)
+        self._reset_row = np.zeros(num_envs, np.int64)  # first row after the last reset
         self._actions: list[list[Array]] = [[] for _ in range(num_envs)]
         self.lives: list[list[int]] = [[] for _ in range(num_envs)]
 
@@ -329,7 +329,7 @@ class LockStepEpisodes(Episodes):
         return self.length + t - self._start
 
     def start_at(self, envs: int | Array, row: int) -> None:
-        """The episodes of these sub-environments begin at this row, with a reset."""
+        """Say that the episodes of these sub-environments begin at this row, with a reset."""
         self._start[envs] = self._reset_row[envs] = row
 
     def add_row(self, rewards: Array, valid: Array | None) -> None:
@@ -352,12 +352,12 @@ class LockStepEpisodes(Episodes):
 
         Args:
             rewards: raw rewards of the fragment, ``[t, B]``.
-            lost_lives: ``[B]``, true where only a life was lost: an end for learning, but not for
-                metrics.
+            lost_lives: ``[B]``, true where only a life was lost, which ends an episode for learning
+                but not for metrics.
             goes_on: the next ones begin without a reset, at a soft horizon.
 
         Raises:
-            RewardError: one of the rewards is not finite.
+            RewardError: a reward is not finite.
         """
         plan = self.plan
         for i in envs:
@@ -374,7 +374,7 @@ class LockStepEpisodes(Episodes):
                 self._begin_actions(i, t)
 
     def drop(self, envs: Iterable[int], t: int = 0) -> None:
-        """Drop running episodes without a record; others begin at row t."""
+        """Drop running episodes without a record; the next ones begin at row t."""
         for i in envs:
             self.turn_to(i, self.plan.instead(i, int(self.number[i])))
             self.length[i], self._start[i] = 0, t
@@ -389,7 +389,7 @@ class LockStepEpisodes(Episodes):
         """End a fragment of t rows; running episodes continue in the next one.
 
         Args:
-            actions: as the connectors sent them, ``[t, B, ...]``.
+            actions: as connectors sent them to the environments, ``[t, B, ...]``.
         """
         for i in range(self.num_envs):
             self._count(i, t, rewards)
@@ -431,9 +431,9 @@ class LockStepEpisodes(Episodes):
             self._actions[i].append(actions.copy())
 
     def actions(self) -> list[Array | None]:
-        """The actions ``[n, ...]`` of each running episode since the environment was reset.
+        """The actions ``[n, ...]`` of each sub-environment since its last reset.
 
-        None where there are none yet, or too many to replay.
+        None where there are none yet, or more than `max_replayed`.
         """
         for i, parts in enumerate(self._actions):
             if len(parts) > 1:
@@ -441,7 +441,7 @@ class LockStepEpisodes(Episodes):
         return [parts[0] if parts else None for parts in self._actions]
 
     def get_state(self) -> dict[str, Any]:
-        """Counters, and the running episodes' actions, from which they can be replayed."""
+        """Counters, and the actions since the last resets, from which episodes are replayed."""
         return {
             **super().get_state(),
             "length": self.length.copy(),

@@ -1,17 +1,17 @@
 """LogCollector: the fast collector of slots that come and go, one log of rows for all of them.
 
-Agents come and go, so there is no grid of steps and slots: a row is one observation of one agent,
-appended in the order of arrival. What it led to is another row of the same log, named in ``next``.
+Agents come and go, so no array ``[T, B, ...]`` fits their steps. A row is one observation of one
+agent, and rows are appended as they arrive. The number of the row with the agent's next observation
+is in the column ``next``:
 
     row 7  sub-env 0, agent 1   acted       next 9
     row 8  sub-env 2, agent 0   acted       next 8    left without a last observation
-    row 9  sub-env 0, agent 1   waits                 its action is due
+    row 9  sub-env 0, agent 1   due to act  next -1
 
-A row whose ``next`` is known is a transition. A fragment delivers its transitions. Rows that wait,
-or have acted and are not answered yet, go on in the next fragment, and so does the past that views
-look back at.
+A row with a ``next`` is a transition, and a fragment delivers its transitions. Rows without one
+stay in the log for the next fragment, and so do the past rows that views look back at.
 
-    M  rows in use    S  slots    k  slots of a call    P  rows of the past that views look back at
+    M  rows in use    S  slots    k  slots of a call    N  rows of the batch    P  lookback of views
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NEXT, _DELIVERED = "next", "delivered"
 _PLACE = (col.ENV_ID, col.AGENT_INDEX, col.EPS_ID)
 _FRESH: dict[str, tuple[Any, Any]] = {  # the log's own columns -> dtype, value of a fresh row
     **dict.fromkeys(_PLACE, (np.int64, 0)),
-    _NEXT: (np.int64, -1),  # row of what the step led to, -1 while that is not known
-    _DELIVERED: (np.bool_, False),  # in an earlier batch, and here for views alone
+    _NEXT: (np.int64, -1),  # row of the next observation, -1 while it is not known
+    _DELIVERED: (np.bool_, False),  # in an earlier batch, and kept for views alone
     col.T: (np.int64, 0),
     col.REWARDS: (np.float32, 0.0),
     col.TERMINATEDS: (np.bool_, False),
@@ -68,28 +68,28 @@ class LogCollector(SampleCollector):
         self.columns[col.OBS] = np.empty((_FIRST_ROWS, *self.obs_shape), self.obs_dtype)
         self._views: TrajectoryViews | None = None
         self._viewed: set[str] = set()  # columns, besides observations
-        self._here = np.empty(0, np.int64)  # [S] row that is to be acted on, or -1
-        self._open = np.empty(0, np.int64)  # [S] row of the action that was not answered, or -1
-        # [S, P + 1] rows of the last actions, oldest first: P before one that was not answered yet.
+        self._here = np.empty(0, np.int64)  # [S] row of the observation to act on, or -1
+        self._open = np.empty(0, np.int64)  # [S] row of an action without an answer yet, or -1
+        # [S, P + 1] rows of the last actions, oldest first; -1 before the episode.
         self._recent = np.empty((0, 0), np.int64)
 
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
         super().set_views(views, rows)
         self._views = views
-        # Columns that were not viewed so far begin now: the past of an agent is all or nothing.
+        # New columns have no past rows; an agent's past has all viewed columns, or is empty.
         self._look_back(0 if views is None else views.lookback, keep=rows.keys() <= self._viewed)
         self._viewed = {*rows}
-        # Columns are looked at before their first step, when only their shapes are known.
+        # Views read columns before their first step, when only their shapes are known.
         for name, row in rows.items():
             if name not in self.columns:
                 self._add_column(name, row)
 
     def _look_back(self, steps: int, *, keep: bool) -> None:
-        """Make room for this many past steps, with those that are there, or without."""
+        """Set P to ``steps``, and keep the past steps that are known, or forget them."""
         waits = self._open[:, None] >= 0
         past = np.where(waits, self._recent[:, :-1], self._recent[:, 1:])
         past = past[:, max(past.shape[1] - steps, 0) :] if keep else past[:, :0]
-        more = steps - past.shape[1] + 1  # one more, where no action waits for its answer
+        more = steps - past.shape[1] + 1  # one more, where all actions are answered
         past = np.pad(past, ((0, 0), (more, 0)), constant_values=-1)
         waiting = np.append(past[:, 1:], self._open[:, None], axis=1)
         self._recent = np.where(waits, waiting, past)[:, : (steps + 1 if steps else 0)]
@@ -123,12 +123,12 @@ class LogCollector(SampleCollector):
         rows, views = self._here[slots], self._views
         if views is None:
             return self.columns[col.OBS][rows]
-        recent, past = self._recent[slots, 1:], views.lookback
+        recent, lookback = self._recent[slots, 1:], views.lookback
         reachable = np.concatenate([recent, rows[:, None]], axis=1)  # [k, P + 1]
         first = (recent < 0).sum(axis=1)[:, None]  # where the episode begins
         seen = {}
         for view in views.acting_views:
-            wanted = past + view.steps[None, :]  # [1, n]
+            wanted = lookback + view.steps[None, :]  # [1, n]
             inside = np.maximum(wanted, first)
             column = self.columns[view.source]
             values = column[np.take_along_axis(reachable, inside, axis=1)]  # [k, n, ...]
@@ -187,7 +187,7 @@ class LogCollector(SampleCollector):
     # -- rows ----------------------------------------------------------------------------------
 
     def _append(self, obs: Array, slots: Array) -> Array:
-        """Rows for observations ``[k, ...]``; returns their numbers, ``[k]``."""
+        """Append rows with observations ``[k, ...]``; returns their numbers, int ``[k]``."""
         first, self.size = self.size, self.size + len(obs)
         if self.size > len(self.columns[_NEXT]):
             self._grow()
@@ -198,7 +198,7 @@ class LogCollector(SampleCollector):
         return np.arange(first, self.size)
 
     def _add_column(self, name: str, like: Any) -> None:
-        """Make room for a column of the shape and dtype of these rows."""
+        """Allocate a column of the shape and dtype of these rows ``[k, ...]``."""
         rows = np.asarray(like)  # a policy may put out a list
         self.columns[name] = np.zeros((len(self.columns[_NEXT]), *rows.shape[1:]), rows.dtype)
 
@@ -240,14 +240,14 @@ class LogCollector(SampleCollector):
         return complete
 
     def _by_agent(self, rows: Array) -> Array:
-        """These rows, which are in order of arrival, agent after agent."""
+        """These rows, which are in the order of their arrival, agent by agent."""
         envs, agents = self.columns[col.ENV_ID][rows], self.columns[col.AGENT_INDEX][rows]
         return rows[np.lexsort((agents, envs))]  # stable: each agent's stay in their order
 
     def _batch(
         self, rows: Array, leave_out: frozenset[str], further_columns: FurtherColumns | None
     ) -> SampleBatch:
-        """The transitions ``rows`` as a batch, in this order."""
+        """The transitions in ``rows``, int ``[N]``, as a batch in this order."""
         columns, views = self.columns, self._views
         own = {name: columns[name][rows] for name in _FRESH if name not in (_NEXT, _DELIVERED)}
         own[col.UNROLL_ID] = number_unrolls(own, self._first_unroll_id)
@@ -255,11 +255,11 @@ class LogCollector(SampleCollector):
         policy_columns = {
             name: column[rows] for name, column in columns.items() if name not in others
         }
-        # Views want the past too, where there is one: rows that were delivered before.
+        # Views also read past rows, which were delivered before.
         past = np.flatnonzero(columns[_DELIVERED][: self.size])
         in_order = rows if not len(past) else self._by_agent(np.sort(np.append(past, rows)))
-        front = 0 if views is None else views.lookback
-        here, following, storage = self._observations(in_order, front)
+        lookback = 0 if views is None else views.lookback
+        here, following, storage = self._observations(in_order, lookback)
         mine = ~columns[_DELIVERED][in_order]
         observations = storage, here[mine], following[mine]
         batch = make_batch(policy_columns, own, observations, leave_out, further_columns)
@@ -273,30 +273,30 @@ class LogCollector(SampleCollector):
                 0,
                 lambda column: column[:, 0][mine],
             )
-            padded = np.concatenate([np.zeros(front, np.int64), in_order])
+            padded = np.concatenate([np.zeros(lookback, np.int64), in_order])
             history = {name: column[padded][:, None] for name, column in columns.items()}
             add_views(batch, views, training, history, storage, following[:, None], leave_out)
         return batch
 
-    def _observations(self, rows: Array, front: int) -> tuple[Array, Array, Array]:
-        """An index of the rows' observations, one of what they led to, and the storage of both.
+    def _observations(self, rows: Array, lookback: int) -> tuple[Array, Array, Array]:
+        """Indices of the rows' observations and of their next ones, and the storage of both.
 
         Args:
-            front: rows that stand in front, where fragments of slots that act together have their
-                past; here the past lies among the rows.
+            lookback: how many unused rows the storage begins with, where `TrainingRows` expects
+                past rows; here the past rows are among the others.
         """
         following = self.columns[_NEXT][rows]
         position = np.full(self.size, -1)
-        position[rows] = front + np.arange(len(rows))
-        # A row of the past can have led to one that is not kept, at which no view looks.
+        position[rows] = lookback + np.arange(len(rows))
+        # The next row of a past row may have been dropped, since no view reads it.
         following = np.where(following < 0, rows, following)
         others = np.unique(following[position[following] < 0])
-        position[others] = front + len(rows) + np.arange(len(others))
-        stored = np.concatenate([np.zeros(front, np.int64), rows, others])
+        position[others] = lookback + len(rows) + np.arange(len(others))
+        stored = np.concatenate([np.zeros(lookback, np.int64), rows, others])
         return position[rows], position[following], self.columns[col.OBS][stored]
 
     def _forget_delivered(self) -> None:
-        """Drop the rows that have been delivered, but for the past that views look back at."""
+        """Drop the rows that have been delivered, but for the past rows that views read."""
         used = [self._here, self._open, self._recent.ravel()]
         rows = [np.flatnonzero(self._complete()), *(part[part >= 0] for part in used)]
         wanted = np.zeros(self.size, np.bool_)
@@ -304,7 +304,7 @@ class LogCollector(SampleCollector):
         following = self.columns[_NEXT][: self.size][wanted]
         wanted[following[following >= 0]] = True
         kept = np.flatnonzero(wanted)
-        moved = np.full(self.size + 1, -1)  # the new number of each row; what is -1 stays -1
+        moved = np.full(self.size + 1, -1)  # the new number of each row; -1 stays -1
         moved[kept] = np.arange(len(kept))
         for name, column in self.columns.items():
             column[: len(kept)] = column[kept]

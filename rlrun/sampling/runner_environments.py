@@ -106,11 +106,6 @@ class RunnerEnvironments:
         """How many agents a sub-environment may have."""
         return 1 if self._spec.multi_agent is None else len(self.envs.envs[0].possible_agents)
 
-    @property
-    def every_step_counts(self) -> bool:
-        """False if steps may not be transitions."""
-        return not self.lock_step or bool(self.envs.every_step_counts)
-
     def policy_spaces(self, policies: Mapping[str, PolicySettings | None]) -> dict[str, Spaces]:
         """Observation and action space of each of these policies."""
         if self.lock_step:
@@ -127,13 +122,7 @@ class RunnerEnvironments:
     def as_slots(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
     ) -> LockStepEnvs | AgentEnvs:
-        """The environments as slots of policies, with the episodes of a plan.
-
-        Args:
-            collects: whether fragments are collected; without, as in evaluation, no horizon is
-                soft.
-            recorder: shown each step.
-        """
+        """The environments as slots of policies; see `EnvRunner.slot_envs`."""
         spec, env_id = self._spec, self._spec.env.use
         if self.lock_step:
             can_reset = self.envs.resets_single_envs

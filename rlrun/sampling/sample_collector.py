@@ -2,26 +2,26 @@
 
 The interface between the sampling loop and the storage of its steps. Must not know environments,
 policies, metrics or the normalisation of rewards. `env_runners.sample_collector` names the class;
-batches are identical:
+all classes make equal batches:
 
 | class | slots | stores |
 |---|---|---|
 | `ColumnarCollector` | act together | arrays ``[T, B, ...]``, written in place |
 | `LogCollector` | come and go | one log of rows, in the order of their arrival |
-| `SimpleListCollector` | either | Python lists: for reading, and as a start for others |
+| `SimpleListCollector` | either | Python lists; easy to read, and a start for your own class |
 
 A *slot* is one agent of one sub-environment. With one agent each, slots are the sub-environments
 and all of them act together. With several, an agent has a slot while it takes part in an episode.
 
-A step of the loop:
+In a step of the loop:
 
-1. `inputs`: what the policy sees
-2. `add_step`: the actions and what came of them. Where slots come and go, `act` takes the actions,
-   and `add_step` completes the transitions once the environment answers, perhaps steps later
-3. `end_episodes`, then `begin_episodes`, for slots whose episodes ended and began
+1. `inputs` returns the observations or views that the policy acts on.
+2. `add_step` stores actions and the environments' answers. Where slots come and go, `act` stores
+   the actions, and `add_step` completes their transitions, perhaps several steps later.
+3. `end_episodes` ends episodes, and `begin_episodes` begins the next ones.
 
-    B  slots that act together    k  slots of a call    m  of them, those with an observation
-    N  rows of the finished batch
+    B  slots that act together    S  all slots    k  slots of a call    N  rows of the batch
+    m  slots of a call that have an observation
 """
 
 from __future__ import annotations
@@ -50,31 +50,32 @@ MOST_HELD = 5000  # steps of an unfinished episode, before a warning
 _log = logging.getLogger(__name__)
 
 Infos = Mapping[int, Mapping[str, Any]]
-"""Info dicts of a step, by position among its slots."""
+"""Info dicts of a step, by position among the slots of the step."""
 
 NO_EXTRAS: Mapping[str, Array] = MappingProxyType({})
 
 FurtherColumns = Callable[[dict[str, Array]], dict[str, Array]]
-"""Makes columns ``[N, ...]`` from those that the policy put out."""
+"""Computes columns ``[N, ...]`` from the policy's outputs."""
 
 
 class SampleCollector(ABC):
     """Storage of the steps of one policy in an env runner.
 
     A fragment has the requested length, or consists of whole episodes with at least as many steps.
-    Steps that are not delivered come first in the next one. Views reach back to earlier fragments.
+    Steps that it does not deliver are the first ones of the next fragment. Views may look back to
+    earlier fragments.
 
     Args:
-        num_slots: B slots that act together; None: slots come and go.
+        num_slots: B if slots act together; None if they come and go.
         obs_shape, obs_dtype: of one preprocessed observation.
-        whole_episodes: `batch_mode: complete_episodes`.
-        every_step_counts: False if steps may not be transitions, so that slots fill up unevenly.
+        whole_episodes: whether fragments consist of whole episodes (`batch_mode`).
+        every_step_counts: False if some steps are no transitions, so that slots fill up unevenly.
 
     Attributes:
         places: sub-environment, agent index and episode id of each slot, int ``[S, 3]``.
-        obs: the next observations ``[B, ...]`` of slots that act together, once episodes began.
-        num_collected: transitions in the batch so far, of slots that act together; with whole
-            episodes, of those that ended.
+        obs: the next observations ``[B, ...]``; only where slots act together.
+        num_collected: transitions that the fragment will deliver so far; with whole episodes, those
+            of ended episodes. Only where slots act together.
     """
 
     obs: Array
@@ -99,14 +100,15 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
-        """Set the policy's views from the next fragment on; None: the present observation alone.
+        """Set the policy's views from the next fragment on.
 
         Args:
+            views: None if the policy sees the present observation alone.
             rows: for each viewed column except observations, a row ``[1, ...]`` of its shape and
-                dtype, which views need before the column's first step.
+                dtype; views need them before the first step.
 
         Raises:
-            ValueError: slots come and go, and a view is of `unroll_id`.
+            ValueError: a view is of `unroll_id`, and slots come and go.
         """
         for view in () if views is None or self.num_slots is not None else views.views:
             if view.source == col.UNROLL_ID:
@@ -116,9 +118,10 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
-        """Begin a fragment of ``length * B`` transitions; None: of any number, possibly none.
+        """Begin a fragment of ``length * B`` transitions.
 
         Args:
+            length: None for a fragment of any number of transitions, also none.
             first_unroll_id: the first of the fragment's unroll ids.
         """
 
@@ -126,22 +129,24 @@ class SampleCollector(ABC):
     def begin_episodes(
         self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
     ) -> None:
-        """Begin episodes in slots, int ``[k]``, with their first observations ``[k, ...]``.
+        """Begin episodes in these slots.
 
         Args:
-            places: sub-environment and index of each agent, int ``[k, 2]``; None: where they were.
+            slots, episode_ids: int ``[k]``.
+            obs: preprocessed first observations, ``[k, ...]``.
+            places: sub-environment and agent index, int ``[k, 2]``; None if they stay the same.
         """
 
     @abstractmethod
     def inputs(self, slots: Array | None = None) -> Any:
-        """The policy's inputs: observations ``[k, ...]``, or its views by name if it has any.
+        """The policy's inputs: observations ``[k, ...]``, or views by name if `set_views` set any.
 
         Args:
-            slots: int ``[k]``, whose next observations are known; None: all of them.
+            slots: int ``[k]``, with known next observations; None for all such slots.
         """
 
     def act(self, slots: Array, actions: Array, extras: Mapping[str, Array]) -> None:
-        """Store actions and the policy's extra columns; only where slots come and go."""
+        """Store actions and the policy's other outputs ``[k, ...]``; where slots come and go."""
         raise NotImplementedError("only for slots that come and go")
 
     @abstractmethod
@@ -157,32 +162,32 @@ class SampleCollector(ABC):
 
         Args:
             step: rewards as the environments returned them, and flags. No slots join in it.
-            obs: preprocessed observations that the step led to, final ones included, ``[m, ...]``.
-                May be a buffer. A slot whose episode ends without one keeps its last observation.
-            learned_rewards: clipped or normalised, float32 ``[k]``; None: the rewards as they are.
-            actions, extras: the policy's outputs, each ``[B, ...]``, always of the same names, for
-                slots that act together. Where slots come and go, `act` has stored them.
+            obs: preprocessed next observations, final ones included, ``[m, ...]``. The caller may
+                write over them later. A slot whose episode ends without one keeps its last one.
+            learned_rewards: clipped or normalised, float32 ``[k]``; None for the ones in ``step``.
+            actions, extras: the policy's outputs, each ``[B, ...]``, with the same names in every
+                step, if slots act together. Where slots come and go, `act` has stored them.
         """
 
     @abstractmethod
     def end_episodes(self, slots: Array) -> None:
         """End the episodes of these slots, int ``[k]``, with their last step.
 
-        A slot that comes and goes is free then.
+        Where slots come and go, they are free for other agents then.
         """
 
     @abstractmethod
     def drop(self, slots: Array, episode_id: int) -> None:
-        """Drop what is not yet delivered of an episode, in which these slots took part."""
+        """Drop the steps of an episode that are not delivered yet; these slots took part in it."""
 
     @property
     def rewards(self) -> Array:
-        """This fragment's raw rewards of slots that act together, float64 ``[t, B]``."""
+        """This fragment's raw rewards, float64 ``[t, B]``; only where slots act together."""
         raise NotImplementedError("only for slots that act together")
 
     @property
     def actions(self) -> Array:
-        """This fragment's actions of slots that act together, ``[t, B, ...]``."""
+        """This fragment's actions, ``[t, B, ...]``; only where slots act together."""
         raise NotImplementedError("only for slots that act together")
 
     @abstractmethod
@@ -192,25 +197,25 @@ class SampleCollector(ABC):
         further_columns: FurtherColumns | None = None,
         running: Collection[int] = (),
     ) -> SampleBatch:
-        """End the fragment; returns its transitions by sub-environment and agent, each in order.
+        """End the fragment; returns its transitions, sorted by sub-environment, agent and time.
 
         Args:
-            leave_out: columns and views that are not needed.
-            further_columns: makes further columns from the policy's; None if there are none.
-            running: where slots come and go, ids of episodes that have not ended.
+            leave_out: names of columns and views that are not needed.
+            further_columns: computes more columns from the policy's outputs; None for none.
+            running: ids of the episodes that have not ended; empty if slots act together.
         """
 
     def discard(self) -> None:
-        """End the fragment without a batch, as evaluation does; views keep their past."""
+        """End the fragment without a batch, as evaluation does; past rows of views are kept."""
         self.build()
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Everything that the next fragment needs, between fragments; arrays, numbers, dicts."""
+        """The state between fragments, as numbers, arrays, lists and dicts."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`, with the same slots."""
+        """Restore a state from `get_state` of a collector with the same slots."""
 
     def warn_if_large(self, steps: int) -> None:
         """Warn once if this many steps are held back until their episodes are complete."""
@@ -231,11 +236,12 @@ def make_collector(
     every_step_counts: bool,
     collects: bool,
 ) -> SampleCollector:
-    """The collector that `env_runners.sample_collector` names, for preprocessed observations.
+    """A collector of the class that `env_runners.sample_collector` names.
 
     Args:
+        observation_space: of preprocessed observations.
         num_slots, every_step_counts: see `SampleCollector`.
-        collects: False if no batches are made; the default collector is used then.
+        collects: False if no batches are made, for which the default class is used.
     """
     name = (settings.sample_collector if collects else None) or DEFAULT_COLLECTOR
     path = COLLECTORS.get(name, name)
@@ -259,13 +265,13 @@ def step_columns(
     unroll_ids: Array,
     infos: Infos | None,
 ) -> dict[str, Array]:
-    """A row ``[k]`` of each of `columns.STEP_COLUMNS`.
+    """Rows ``[k]`` of each of `columns.STEP_COLUMNS`.
 
     Args:
-        places: see `SampleCollector`, ``[k, 3]``.
-        rewards: that are learned from.
-        steps: of the episodes.
-        infos: are copied; None if they are not viewed.
+        places: as in `SampleCollector`, ``[k, 3]``.
+        rewards: clipped or normalised, like all others ``[k]``.
+        steps: numbers of the steps in their episodes.
+        infos: copied; None if no view reads them.
     """
     info_rows = np.empty(len(rewards), np.object_)
     for i in range(len(rewards)):
@@ -295,7 +301,7 @@ def make_batch(
 
     Args:
         policy_columns, own: columns ``[N, ...]`` of the policy, and of the collector.
-        observations: their storage, and indices ``[N]`` into it of `obs` and `new_obs`.
+        observations: a storage ``[M, ...]``, and the rows of `obs` and of `new_obs` in it, ``[N]``.
         leave_out, further_columns: see `SampleCollector.build`.
     """
     further = {} if further_columns is None else further_columns(policy_columns)
@@ -313,11 +319,12 @@ def make_batch(
 def number_unrolls(columns: Mapping[str, Array], first: int) -> Array:
     """Unroll ids of the rows of slots that come and go, int ``[N]``.
 
-    An unroll is an agent's rows with the flags that end episodes. Without a flag, at a soft
-    horizon, the next episode is another unroll: its agent of the same index may be another one.
+    An unroll is consecutive rows of one agent index, and may contain episodes that end with a flag.
+    An episode that ends without one, at a soft horizon, ends the unroll: in the next episode, the
+    index may belong to another agent.
 
     Args:
-        columns: `env_id`, `agent_index`, `eps_id` and the flags are read.
+        columns: must contain `env_id`, `agent_index`, `eps_id` and the flags.
     """
     ends = columns[col.TERMINATEDS] | columns[col.TRUNCATEDS]
     envs, agents = columns[col.ENV_ID], columns[col.AGENT_INDEX]

@@ -1,7 +1,7 @@
 """SamplingLoop: policies act, environments step, policies observe the results.
 
-The one loop behind training, evaluation and rollouts, with one agent or several. Knows neither
-fragments nor batches: which episodes are run, and how they end, is the environments' plan.
+The loop of training, evaluation and rollouts, with one agent or several. Knows neither fragments
+nor batches; the environments know which episodes to run, and when these end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SlotEnvs(Protocol):
 
     @property
     def due(self) -> Mapping[str, Due]:
-        """Slots that act next, by policy."""
+        """The slots that act next, by policy id."""
 
     @property
     def needs_finish(self) -> bool:
@@ -35,23 +35,23 @@ class SlotEnvs(Protocol):
         """Begin the first episodes, unless some are running."""
 
     def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
-        """Step the sub-environments; returns the results by policy."""
+        """Step the sub-environments; returns the results by policy id."""
 
     def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
-        """The error to raise for the observation of this row of the due slots."""
+        """An error about the observation in this row of the slots that are due."""
 
     def finish_step(self, actors: Mapping[str, Any]) -> None:
-        """End episodes that are over, and begin the next ones."""
+        """End the episodes that the last step ended, and begin the next ones."""
 
 
 class SamplingLoop:
     """Steps environments with policies.
 
     Args:
-        actors: by policy id; may change between steps.
+        actors: by policy id; the dict may change between steps.
 
     Attributes:
-        policy_s, env_s: seconds that policies and environments have taken.
+        policy_s, env_s: seconds spent in policies and in environments.
     """
 
     def __init__(self, envs: SlotEnvs, actors: dict[str, PolicyActor]) -> None:
@@ -59,7 +59,7 @@ class SamplingLoop:
         self.policy_s = self.env_s = 0.0
 
     def step(self) -> None:
-        """Make one step of all sub-environments."""
+        """Step all sub-environments once."""
         envs, actors = self.envs, self.actors
         clock = perf_counter()
         actions = {}
