@@ -1,11 +1,12 @@
-"""ColumnBatch: named columns with the same N rows, and the flags that say how to read them.
+"""ColumnBatch: named columns with the same N rows, and flags that say how to read them.
 
-Owns what any batch needs: the columns themselves, counting, appending, copying and sending. What a
-column can be is in `column_data`. Knows nothing of trajectories; `sample_batch` builds on it.
+Owns the columns, and how they are counted, appended, copied and sent; `column_data` owns what they
+may consist of. Knows nothing of trajectories; `sample_batch` builds on it. A *row* is one step of
+one agent. Time-major batches can be appended (along B), copied and sent, but no rows selected.
 
-Glossary: N rows; a *row* is one step of one agent; S sequences (`seq_lens`), for recurrent models.
-Learner rows are `[N, ...]`. A time-major batch holds `[T, B, ...]` instead and is for learners that
-ask for it: it can be appended (along B), copied and sent, its rows cannot be selected.
+    [N, ...]     N rows
+    [S, ...]     states of S sequences (`seq_lens`), for recurrent models
+    [T, B, ...]  T steps of B slots, in time-major batches, for learners that need them
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ class ColumnBatch:
 
     | flag | meaning |
     |---|---|
-    | zero_padded | every sequence fills `max_seq_len` rows, zeros behind its real steps |
-    | max_seq_len | longest sequence allowed; None where there are none |
-    | time_major | columns are [T, B, ...] |
-    | num_grad_updates | how often the acting policy had been updated, None if unknown |
-    | is_training | set by `set_training`: the learner, not a sampler, is reading |
-    | reads | where it is noted which columns are read; None where that is nowhere |
+    | zero_padded | each sequence has `max_seq_len` rows, with zeros after its real steps |
+    | max_seq_len | longest sequence allowed; None without sequences |
+    | time_major | columns are `[T, B, ...]` |
+    | num_grad_updates | how often the acting policy had been updated; None if unknown |
+    | is_training | set by `set_training`: a learner reads the batch |
+    | reads | records which columns are read; None if nothing does |
 
-    `columns` are name -> array, list, number, or dict/tuple of those (`column_data.as_column`).
-    Raises ValueError where the numbers of rows differ and for retired names (`dones`).
+    `columns` are arrays, lists, numbers, or dicts or tuples of them, by name
+    (`column_data.as_column`). Raises ValueError if their numbers of rows differ, and for retired
+    names (`dones`).
     """
 
     __slots__ = (
@@ -98,9 +100,9 @@ class ColumnBatch:
         num_grad_updates: float | None = None,
         is_training: bool = False,
     ) -> Self:
-        """The constructor of hot paths: takes over `columns`, converts and checks nothing.
+        """A constructor for hot paths, which converts and checks nothing.
 
-        The values are ready columns with equal numbers of rows; the dict belongs to the batch now.
+        The values must be columns with equal numbers of rows. The batch keeps the dict itself.
         """
         batch = cls.__new__(cls)
         batch._columns = columns
@@ -115,7 +117,7 @@ class ColumnBatch:
     # The columns
 
     def column(self, name: str) -> Any:
-        """The column; raises KeyError where there is none."""
+        """The column; raises KeyError if there is none."""
         column = self._columns.get(name)
         if type(column) is np.ndarray and (self.reads is None or self.reads.decided):
             return column
@@ -147,7 +149,7 @@ class ColumnBatch:
         return f"{type(self).__name__}({self.count} rows, {summary})"
 
     def keys(self) -> KeysView[str]:
-        """Names of the columns."""
+        """The names of the columns."""
         self._note_all()
         return self._columns.keys()
 
@@ -162,17 +164,17 @@ class ColumnBatch:
         return ((name, read(column)) for name, column in self._columns.items())
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A column, or `default` where there is none."""
+        """A column, or `default` if there is none."""
         self._note(name)
         return read(self._columns[name]) if name in self._columns else default
 
     def pop(self, name: str) -> Any:
-        """Removes a column and returns it; raises KeyError where there is none."""
+        """Removes a column and returns it; raises KeyError if there is none."""
         self._note(name)
         return read(self._columns.pop(name))
 
     def discard(self, name: str) -> None:
-        """Removes a column if it is there, which does not count as reading it."""
+        """Removes a column if there is one, which does not count as reading it."""
         self._columns.pop(name, None)
 
     def update(self, columns: Mapping[str, Any]) -> None:
@@ -189,9 +191,9 @@ class ColumnBatch:
         return [self.column(key) for key in keys]
 
     def in_one_storage(self, first: str, second: str) -> tuple[Any, Array, Array]:
-        """A storage [M, ...], and which of its rows two columns are, [N] each.
+        """A storage `[M, ...]` with the rows of two columns, and their indices in it, `[N]` each.
 
-        Where they share none, it is the rows of the one and then the rows of the other.
+        Columns that do not share a storage are appended to one another.
         """
         if self.reads is not None:
             self.reads.note((first, second), self._columns)
@@ -207,10 +209,10 @@ class ColumnBatch:
         return np.concatenate(rows), index, index + len(index)
 
     def set_shared(self, name: str, storage: Any, index: Array) -> None:
-        """Sets a column that is rows `index` (int [N], or [N, n]) of `storage` (array [M, ...]).
+        """Sets a column to the rows `index` (int `[N]` or `[N, n]`) of `storage` (`[M, ...]`).
 
-        Columns set with the same storage object share it: it is appended, copied and sent once.
-        It must not be written to any more. Reading the column gathers read-only rows.
+        Columns set with the same storage object share it: it is appended, copied and sent once. It
+        must not be written to any more. Reading the column gathers its rows, which are read-only.
         """
         if index.ndim not in (1, 2) or index.dtype.kind not in "iu":
             raise ValueError(
@@ -219,7 +221,7 @@ class ColumnBatch:
         self._columns[name] = SharedColumn(storage, index)
 
     def shared(self, name: str) -> tuple[Any, Any] | None:
-        """(storage, index) of a column set by `set_shared`, None for any other."""
+        """(storage, index) of a column set by `set_shared`; None for other columns."""
         self._note(name)
         column = self._columns.get(name)
         if not isinstance(column, SharedColumn):
@@ -230,11 +232,11 @@ class ColumnBatch:
 
     @property
     def count(self) -> int:
-        """Steps in the batch: sum of seq_lens, else the rows of the first countable column."""
+        """Steps: the sum of seq_lens, or else the rows of the first countable column."""
         return len(self)
 
     def __len__(self) -> int:
-        # Short-lived batches of a few rows are counted often: no call that is not needed.
+        # Short-lived batches of a few rows are counted often, so this makes few calls.
         columns = self._columns
         if col.SEQ_LENS in columns and (seq_lens := self._seq_lens()) is not None:
             return int(seq_lens.sum())
@@ -246,7 +248,7 @@ class ColumnBatch:
         return 0
 
     def size_bytes(self) -> int:
-        """Bytes of all arrays, a shared storage counted once."""
+        """Bytes of all arrays; a shared storage counts once."""
         storages = {id(c.storage): c.storage for c in self._shared_columns().values()}
         stored = [*self._columns.values(), *storages.values()]
         return sum(map(size_bytes, stored))
@@ -254,7 +256,7 @@ class ColumnBatch:
     # Copying, sending
 
     def flags(self) -> dict[str, Any]:
-        """The flags, as keyword arguments of the constructor and of `from_columns`."""
+        """The flags as keyword arguments for the constructor and `from_columns`."""
         return {
             "zero_padded": self.zero_padded,
             "max_seq_len": self.max_seq_len,
@@ -270,11 +272,11 @@ class ColumnBatch:
         return self._like(convert_columns(self._columns, deep_copy, deep_copy))
 
     def to_device(self, device: Any) -> Self:
-        """A batch with torch tensors on `device`; shared storages are moved once, stay shared.
+        """A batch with torch tensors on `device`; a shared storage is moved once and stays shared.
 
-        Dtypes are kept; columns of objects and strings stay numpy. On the CPU writable arrays and
-        their tensors are the same memory. What works on tensors: reading, setting, `take`, and
-        slicing without seq_lens; sequences are cut and batches appended before they are moved.
+        Dtypes are kept; columns of objects and strings stay numpy arrays. On the CPU, tensors share
+        the memory of writable arrays. Batches of tensors support reading, setting, `take`, and
+        slicing without seq_lens; cut sequences and append batches before they are moved.
         """
         import torch
 
@@ -308,7 +310,7 @@ class ColumnBatch:
         return _restored, (type(self), contiguous, self.flags())
 
     def check_valid(self) -> None:
-        """Raises ValueError, with the reason, if the columns do not fit together."""
+        """Raises ValueError if the columns do not fit together."""
         self._check_rows(lambda name: True)
         seq_lens = self._seq_lens()
         if seq_lens is not None:
@@ -349,7 +351,7 @@ class ColumnBatch:
         return self.max_seq_len
 
     def _num_rows(self) -> int:
-        """Rows of the columns: more than `count` in a padded batch."""
+        """Rows of the columns; more than `count` in a padded batch."""
         seq_lens = self._seq_lens()
         padded = self.zero_padded and seq_lens is not None
         return len(seq_lens) * self._padded_length() if padded else self.count
@@ -390,12 +392,11 @@ Batch = TypeVar("Batch", bound=ColumnBatch)
 
 
 def append(batches: Sequence[Batch]) -> Batch:
-    """One batch of the rows of several, each with rows, of the kind and columns of the first.
+    """A batch with the rows of several batches, none of them empty, of the class of the first.
 
-    Shared columns stay shared; columns that are left out of one of them are left out.
-    `max_seq_len` becomes the largest, `num_grad_updates` the mean
-    weighted by steps. Raises ValueError for batches that differ in `zero_padded`, `time_major`,
-    padded length, having seq_lens, columns or row shapes.
+    Shared columns stay shared. Columns that `reads` leaves out of one batch are left out.
+    `max_seq_len` is the largest, `num_grad_updates` the mean weighted by steps. Raises ValueError
+    if the batches differ in `zero_padded`, `time_major`, padded length, columns or row shapes.
     """
     _check_alike(batches)
     joined = type(batches[0]).from_columns(_joined_columns(batches), **_joined_flags(batches))

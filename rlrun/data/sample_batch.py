@@ -1,8 +1,8 @@
-"""SampleBatch and MultiAgentBatch: fragments of trajectories as columns, as all data travels.
+"""SampleBatch and MultiAgentBatch: fragments of trajectories, as columns.
 
-Owns what is said about rows as steps of trajectories: slicing, episodes, sequences and their
-padding, the input of a single step, several policies' batches, appending. The columns as such are
-in `column_batch`. Knows numpy alone: neither environments nor policies.
+Owns the meaning of rows as steps of trajectories: slicing, episodes, sequences and their padding,
+the input of a single step, and batches of several policies. `column_batch` owns the columns. Needs
+numpy alone; knows neither environments nor policies.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from rlrun.data.sequences import (
 from rlrun.data.view_requirement import ViewRequirement, single_step_columns
 
 DEFAULT_POLICY_ID = "default_policy"
-"""The policy of everything that does not name one."""
+"""The id of the policy if none is named."""
 
 # Inside the class, `slice` in a signature would be the method of that name.
 RowRange = slice
 
 
 class SampleBatch(ColumnBatch):
-    """Columns of steps, all with the same N rows; the rows of one trajectory are contiguous.
+    """Columns of steps, all with the same N rows; the rows of a trajectory are contiguous.
 
-    The names of the columns are constants of the class (`SampleBatch.OBS`); for flags and
-    constructor arguments see `ColumnBatch`.
+    Names of columns are constants of the class (`SampleBatch.OBS`). See `ColumnBatch` for flags and
+    constructor arguments.
     """
 
     __slots__ = ()
@@ -74,11 +74,11 @@ class SampleBatch(ColumnBatch):
     @overload
     def __getitem__(self, key: RowRange) -> SampleBatch: ...
     def __getitem__(self, key: str | RowRange) -> Any:
-        """A column, or with a slice [a:b] the batch of those rows, as views.
+        """A column by name, or a batch of the rows [a:b], as views.
 
-        Bounds are not negative, the step is 1, the stop is cut at the length. With `seq_lens` both
-        bounds go back to the start of the sequence they fall into, whose states come along; in a
-        padded batch they count real steps.
+        Bounds must not be negative, and the step must be 1; the stop is cut to the length. With
+        `seq_lens`, each bound is moved back to the start of its sequence, and the result has the
+        states of its sequences. In padded batches, bounds count real steps.
         """
         return self._sliced(key) if isinstance(key, slice) else self.column(key)
 
@@ -93,7 +93,7 @@ class SampleBatch(ColumnBatch):
     # Selecting rows
 
     def take(self, rows: Array) -> SampleBatch:
-        """The rows at the indices `rows` (int [n]), copied; refused with seq_lens."""
+        """A copy of the rows `rows` (int `[n]`). Raises ValueError for batches with seq_lens."""
         self._require_free_rows("take")
         return self._like({name: pick(column, rows) for name, column in self._columns.items()})
 
@@ -104,11 +104,11 @@ class SampleBatch(ColumnBatch):
         state_start: int | None = None,
         state_end: int | None = None,
     ) -> SampleBatch:
-        """Exactly the rows [start, end), cutting into sequences where need be.
+        """Exactly the rows [start, end), even if they begin or end inside a sequence.
 
-        A negative start puts that many rows of zeros in front. Of `seq_lens` the first and last
-        are adjusted; the states of the sequences touched, or [state_start, state_end), are kept: a
-        first sequence that is cut in its middle keeps the state of its own start.
+        With a negative start, the batch begins with that many rows of zeros. The first and last
+        `seq_lens` are adjusted. The states are those of sequences with a row in the slice, or of
+        [state_start, state_end); a sequence that is cut keeps the state of its original start.
         """
         self._require_rows("slice")
         if self.zero_padded:
@@ -131,9 +131,9 @@ class SampleBatch(ColumnBatch):
         return batch
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The steps one by one, as name -> value; `seq_lens` is 1 in each.
+        """Yields the steps as dicts of values by column name, in which `seq_lens` is 1.
 
-        A state per sequence is given for each step of it; a padded batch yields its real steps.
+        Each step has the state of its sequence. Padded batches yield their real steps.
         """
         self._require_rows("rows")
         seq_lens = self._seq_lens()
@@ -155,11 +155,11 @@ class SampleBatch(ColumnBatch):
             }
 
     def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
-        """The rows between the ends of episodes, in order, as views.
+        """The rows of each episode, in order, as views.
 
-        `key` "eps_id": where the id changes (an id that returns starts a new batch).
-        "terminateds": after rows that are terminated or truncated; an open tail is kept.
-        None: by eps_id if there is one. Raises KeyError for a batch without that column.
+        With `key` "eps_id", a batch ends where the id changes; with "terminateds", after rows that
+        are terminated or truncated, and the rows after the last of these are a batch, too. None is
+        "eps_id" if there is that column. Raises KeyError for a batch without the column.
         """
         self._require_rows("split_by_episode")
         if self.zero_padded:
@@ -179,11 +179,11 @@ class SampleBatch(ColumnBatch):
     def timeslices(
         self, size: int | None = None, num_slices: int | None = None
     ) -> list[SampleBatch]:
-        """Consecutive slices (views): of `size` rows, the last shorter, or `num_slices` of them.
+        """Consecutive slices, as views: `num_slices`, or as many as there are of `size` rows.
 
-        With `num_slices` each takes (rows left) // (slices left): 7 rows in 3 slices are 2, 2, 3.
-        With `seq_lens` bounds go back to the start of a sequence and slices without rows are
-        dropped; every row is in exactly one slice.
+        With `size`, the last slice may be shorter. With `num_slices`, each has (rows left) //
+        (slices left) rows: 7 rows in 3 slices are 2, 2, 3. With `seq_lens`, bounds are moved back
+        to the start of a sequence, and empty slices dropped; every row is in exactly one slice.
         """
         self._require_rows("timeslices")
         bounds = slice_bounds(self.count, size, num_slices)
@@ -191,9 +191,9 @@ class SampleBatch(ColumnBatch):
         return slices if self._seq_lens() is None else [part for part in slices if len(part)]
 
     def shuffle(self, rng: np.random.Generator | None = None) -> SampleBatch:
-        """Reorders the rows in place, one permutation for all columns; refused with seq_lens.
+        """Shuffles the rows in place. Raises ValueError for batches with seq_lens.
 
-        Without `rng` the order is different in every call, and no run can be repeated with it.
+        Without `rng` the order differs in every call, so that a run cannot be repeated.
         """
         self._require_free_rows("shuffle")
         order = (rng or np.random.default_rng()).permutation(self.count)
@@ -251,20 +251,20 @@ class SampleBatch(ColumnBatch):
         return MultiAgentBatch({policy_id: self}, self.count)
 
     def compress(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
-        """Packs columns in place with LZ4, each row for itself: they read as arrays of bytes.
+        """Compresses each row of these columns in place with LZ4, into arrays of bytes.
 
-        Of a shared storage every row is packed once.
+        Each row of a shared storage is compressed once.
         """
         return self._converted(columns, pack_column)
 
     def decompress_if_needed(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
-        """Unpack all packed columns in place."""
+        """Undoes `compress` in place for columns that are compressed."""
         return self._converted(columns, unpack_column)
 
     # What the rows say
 
     def is_single_trajectory(self) -> bool:
-        """Whether no episode ends before the last row, nor another one starts (eps_id)."""
+        """Whether all rows belong to one episode, which ends at the last row if it ends."""
         if col.EPS_ID in self and not self.zero_padded and change_points(self[col.EPS_ID]):
             return False
         return not self._ends()[:-1].any()
@@ -276,18 +276,18 @@ class SampleBatch(ColumnBatch):
     def get_single_step_input_dict(
         self, view_requirements: Mapping[str, ViewRequirement], index: int | str = "last"
     ) -> SampleBatch:
-        """The model's input for one step: row `index`, or the step after the last row.
+        """The model's input for one step: row `index`, or the step after the last row ("last").
 
         For "last", `obs` is new_obs[-1], `prev_actions` actions[-1], `prev_rewards` rewards[-1].
-        The batch is one trajectory, or one that an env runner made. The result has one row and no
-        seq_lens, with which a recurrent model would learn instead of act.
+        The batch must be one trajectory, or come from an env runner. The result has one row, and no
+        seq_lens, so that recurrent models act on it and do not learn from it.
 
-        Raises ValueError for a step inside a sequence whose states the batch does not hold.
+        Raises ValueError for a step inside a sequence if the batch lacks the step's states.
         """
         return SampleBatch.from_columns(single_step_columns(self, view_requirements, index))
 
     def set_training(self, training: bool = True) -> SampleBatch:
-        """Marks the batch as (not) being trained on."""
+        """Sets `is_training`, and returns the batch."""
         self.is_training = training
         return self
 
@@ -330,7 +330,7 @@ class SampleBatch(ColumnBatch):
         return self._like(columns)
 
     def _ends(self) -> Array:
-        """Terminated or truncated, for every real step [count]."""
+        """Whether the episode ends at each real step, bool `[count]`."""
         self._require_rows("ends of episodes")
         ends: Array = np.asarray(self[col.TERMINATEDS], dtype=bool)
         if col.TRUNCATEDS in self:
@@ -347,12 +347,12 @@ class SampleBatch(ColumnBatch):
 
 
 class MultiAgentBatch:
-    """Batches of several policies from the same env steps.
+    """The batches of several policies from the same env steps.
 
     | attribute | meaning |
     |---|---|
     | policy_batches | policy id -> SampleBatch |
-    | count | env steps: calls of an env's `step`, however many agents acted in each |
+    | count | env steps; each counts once, whatever the number of agents that act in it |
     """
 
     __slots__ = ("count", "policy_batches")
@@ -365,11 +365,11 @@ class MultiAgentBatch:
     def wrap_as_needed(
         policy_batches: Mapping[str, SampleBatch], env_steps: int
     ) -> SampleBatch | MultiAgentBatch:
-        """The plain batch if the default policy is the only one, else a MultiAgentBatch."""
+        """A SampleBatch if the default policy is the only one, or else a MultiAgentBatch."""
         return MultiAgentBatch(policy_batches, env_steps).unwrapped()
 
     def unwrapped(self) -> SampleBatch | MultiAgentBatch:
-        """The plain batch if the default policy is the only one, else this one."""
+        """The SampleBatch if the default policy is the only one, or else this batch."""
         batches = self.policy_batches
         return batches[DEFAULT_POLICY_ID] if batches.keys() == {DEFAULT_POLICY_ID} else self
 
@@ -401,11 +401,11 @@ class MultiAgentBatch:
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Slices of `k` env steps (the last may be shorter), the same steps for every policy.
+        """Slices of `k` env steps, the same ones for every policy; the last may be shorter.
 
-        An env step is one (eps_id, t); slices go through them in sorted order. A policy without
-        rows in a slice is not in it. Raises ValueError for k < 1 and for batches with seq_lens,
-        whose rows cannot be reordered.
+        Rows with equal (eps_id, t) are of one env step, and slices are in the order of (eps_id, t).
+        A policy without rows in a slice is not part of it. Raises ValueError for k < 1 and for
+        batches with seq_lens, whose rows cannot be reordered.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
@@ -462,12 +462,12 @@ class MultiAgentBatch:
         return self
 
     def to_device(self, device: Any) -> MultiAgentBatch:
-        """The batches with torch tensors on `device` for columns."""
+        """A batch with torch tensors on `device`; see `ColumnBatch.to_device`."""
         moved = {pid: batch.to_device(device) for pid, batch in self.policy_batches.items()}
         return MultiAgentBatch(moved, self.count)
 
     def check_valid(self) -> None:
-        """Raises ValueError if a policy's batch is invalid or the steps cannot be counted so."""
+        """Raises ValueError if a policy's batch is invalid, or the number of env steps negative."""
         for policy_id, batch in self.policy_batches.items():
             try:
                 batch.check_valid()
@@ -478,7 +478,7 @@ class MultiAgentBatch:
 
 
 def step_ranks(batches: Iterable[SampleBatch]) -> Array:
-    """For the rows of all batches, one after the other, the rank of their (eps_id, t)."""
+    """The rank of (eps_id, t) of each row, int `[N]` over all batches one after the other."""
     present = list(batches)
     episodes = np.concatenate([batch.column(col.EPS_ID) for batch in present])
     times = np.concatenate([batch.column(col.T) for batch in present]).astype(np.int64)
@@ -497,12 +497,12 @@ def concat_samples(
 def concat_samples(
     batches: Iterable[SampleBatch | MultiAgentBatch],
 ) -> SampleBatch | MultiAgentBatch:
-    """Appends batches; empty ones are skipped, and nothing at all gives an empty SampleBatch.
+    """Appends batches. Empty ones are skipped; without any, the result is an empty SampleBatch.
 
-    The result has the columns of the first batch, which the others must have too. Shared columns
-    stay shared. If one batch is multi-agent, the result is: policy by policy, plain batches
-    counting for the default policy. A single batch that is left comes back as a shallow copy.
-    Raises ValueError for batches that do not fit together (`column_batch.append`).
+    The result has the columns of the first batch, and the others must have them, too. Shared
+    columns stay shared. If one batch is a MultiAgentBatch, so is the result, and a SampleBatch is
+    appended to the default policy's. A single batch is copied shallowly. Raises ValueError for
+    batches that do not fit together (`column_batch.append`).
     """
     given = list(batches)
     plain = [batch for batch in given if isinstance(batch, SampleBatch)]

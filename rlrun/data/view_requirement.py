@@ -1,8 +1,8 @@
 """ViewRequirement: which part of a trajectory a model sees under which name.
 
-Owns what can be said about one view, and the input of a single step. What the rows of views are in
-whole fragments is in `trajectory_views`. Time is
-counted in steps of an episode, from 0: the first observation, action and reward are all step 0.
+Owns the description of one view, and the input of a single step; `trajectory_views` computes views
+of whole fragments. Steps of an episode are numbered from 0: the first observation, action and
+reward all belong to step 0.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from rlrun.data.space_codec import space_from_dict, space_to_dict
 
 @dataclass(frozen=True)
 class ViewRequirement:
-    """One column of a model's input, as steps of some column relative to the present.
+    """One column of a model's input: steps of another column, relative to the present step.
 
-    | what | before the episode | after what is known |
+    | column | steps before the episode | steps that are not known yet |
     |---|---|---|
-    | observations | the episode's first one, repeated | zeros |
-    | everything else | zeros | zeros |
+    | observations | the episode's first observation | zeros |
+    | all others | zeros | zeros |
 
-    Steps before the fragment are known. A view never reaches into another episode.
+    Views look back into earlier fragments, but never into another episode.
 
     Raises:
-        ValueError: the shift is malformed, or an input of acting lies in the future.
+        ValueError: the shift is malformed, or the model would have to act on a future step.
     """
 
     data_col: str | None = None
-    """The column that is viewed; None: the one of the view's own name."""
+    """The column that is viewed; None for the column with the view's own name."""
     space: Any = None
-    """gymnasium space of one step of the column: shape and dtype of what fills the view."""
+    """gymnasium space of one step of the column, for the shape and dtype of the view."""
     shift: int | str | Sequence[int] = 0
-    """A step, a list of steps, or a range "first:last" or "first:last:step", ends included.
+    """A step, a list of steps, or a range "first:last" or "first:last:step", last step included.
 
-    Lists and ranges add a time axis to the view, in their order."""
+    With lists and ranges the view has a time axis, ``[N, n, ...]``, in their order."""
     used_for_training: bool = True
-    """Whether the view stands in train batches; postprocessing sees it in any case."""
+    """Whether train batches contain the view; postprocessing sees it in any case."""
     used_for_compute_actions: bool | None = None
-    """Whether the model sees the view when it acts; None: if it can be known by then, and is read.
+    """Whether the model sees the view when it acts; None: if it is known by then, and read.
 
-    True keeps the view, for learning too, whether a dummy pass shows it read or not."""
+    True keeps the view, for learning too, even if a dummy pass does not read it."""
     batch_repeat_value: int = 1
-    """Steps that share one row of the view in a train batch: for states, the longest sequence."""
+    """Steps that share one row in a train batch; for states, the longest sequence."""
 
     def __post_init__(self) -> None:
         steps, shift = self.steps, self.shift
@@ -66,7 +66,7 @@ class ViewRequirement:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values that JSON takes, by field; `from_dict` is the way back.
+        """The fields as plain values for JSON; `from_dict` is the inverse.
 
         Raises TypeError for a space that `rlrun.data.space_codec` does not know.
         """
@@ -77,7 +77,7 @@ class ViewRequirement:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ViewRequirement:
-        """The view that `to_dict` made these values of."""
+        """A view requirement from the values of `to_dict`."""
         space = values["space"]
         return cls(**{**values, "space": None if space is None else space_from_dict(space)})
 
@@ -88,7 +88,7 @@ class ViewRequirement:
 
     @property
     def time_axis(self) -> bool:
-        """Whether the view has one: it has unless the shift is a single step."""
+        """Whether the view has a time axis: the shift is a list or a range."""
         return not isinstance(self.shift, int)
 
     def is_plain(self, name: str) -> bool:
@@ -96,9 +96,9 @@ class ViewRequirement:
         return self.data_col in (None, name) and self.shift == 0
 
     def is_acted_on(self, name: str) -> bool:
-        """Whether the view, under this name, is part of what the model sees when it acts.
+        """Whether the model sees the view, under this name, when it acts.
 
-        Raises ValueError for a view that cannot be: of the present, only observations are known.
+        Raises ValueError if it should but cannot: of the present, only observations are known.
         """
         source = self.data_col or name
         known = max(self.steps) <= (0 if source == col.OBS else -1)
@@ -126,22 +126,22 @@ def _steps(shift: int | str | Sequence[int]) -> list[int]:
     return steps
 
 
-# For the step after the batch there is no row of these yet: it follows from another column.
+# The step after the batch has no row of these columns; its values are in other columns.
 _PREVIOUS = {col.PREV_ACTIONS: col.ACTIONS, col.PREV_REWARDS: col.REWARDS}
 
 
 def single_step_columns(
     batch: ColumnBatch, views: Mapping[str, ViewRequirement], index: int | str
 ) -> dict[str, Any]:
-    """Columns of one row for the step `index`, or for the step after the batch ("last").
+    """Columns ``[1, ...]`` for the step `index`, or for the step after the batch ("last").
 
-    A column of a view's own name is that view, as an env runner made it. Other views are put
-    together: row i was step i, and the step after the last row saw `new_obs[-1]`. What lies before
-    the batch is filled: observations with the first one, everything else with zeros.
+    If the batch has a column of the view's name, as env runners add it, a row of it is returned.
+    Other views are computed: row i is step i, and `new_obs[-1]` is the observation of the step
+    after the last row. Steps before the batch repeat the first observation; other columns are zero.
 
-    A list or range of shifts adds a time axis: [1, num_shifts, ...]. Raises KeyError for a column
-    that the batch lacks, ValueError for an empty batch and for a state inside a sequence that it
-    lacks, and IndexError outside of it.
+    With a time axis, columns are ``[1, n, ...]``. Raises KeyError if the batch lacks a column,
+    ValueError if it is empty or lacks the state of a step inside a sequence, and IndexError if it
+    has no row `index`.
     """
     count = len(batch)
     if not count:
@@ -173,7 +173,7 @@ def single_step_columns(
 
 
 def _held(batch: ColumnBatch, name: str, step: int, count: int) -> Any:
-    """One row of the view at a step, made when more of the past was known; None without one."""
+    """One row of the view that an env runner computed for a step; None if there is none."""
     if step == count:
         name, step = f"{col.NEXT_PREFIX}{name}", step - 1
     if name not in batch:
@@ -187,7 +187,7 @@ def _held(batch: ColumnBatch, name: str, step: int, count: int) -> Any:
 
 
 def _rows_at(batch: ColumnBatch, source: str, steps: Array, count: int, *, time_axis: bool) -> Any:
-    """The column at `steps`; beyond the last row an observation is known, else that row stands."""
+    """The column at `steps`, clipped to the batch; of observations, `new_obs[-1]` is known, too."""
     column = batch.column(source)
     last = count - 1
     if source == col.OBS and steps.max() >= count:
