@@ -434,7 +434,7 @@ class AgentEnvs:
             seen = self._replay.repeat(sub, recorded, actors)
         if len(sub.agents) < len(policies):  # they did not join again
             diverged.add(index)
-        # Missing agents are filled in so that positions fit; their episode is given up.
+        # Missing agents are filled in, since the state has a row of each; the episode is given up.
         for i in range(len(sub.agents), len(policies)):
             self.env.new_agent(sub, ("gone", i), policies[i])
         sub.step, sub.silent = int(state["step"]), int(state["silent"])
