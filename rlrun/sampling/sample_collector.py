@@ -100,10 +100,9 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def set_views(self, views: TrajectoryViews | None, rows: Mapping[str, Array]) -> None:
-        """Set the policy's views from the next fragment on.
+        """Set the policy's views from the next fragment on; None for the present observation alone.
 
         Args:
-            views: None if the policy sees the present observation alone.
             rows: for each viewed column except observations, a row ``[1, ...]`` of its shape and
                 dtype; views need them before the first step.
 
@@ -118,10 +117,9 @@ class SampleCollector(ABC):
 
     @abstractmethod
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
-        """Begin a fragment of ``length * B`` transitions.
+        """Begin a fragment of ``length * B`` transitions, or with None, of any number or none.
 
         Args:
-            length: None for a fragment of any number of transitions, also none.
             first_unroll_id: the first of the fragment's unroll ids.
         """
 
@@ -129,11 +127,9 @@ class SampleCollector(ABC):
     def begin_episodes(
         self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
     ) -> None:
-        """Begin episodes in these slots.
+        """Begin episodes in slots, int ``[k]``, with their first observations ``[k, ...]``.
 
         Args:
-            slots, episode_ids: int ``[k]``.
-            obs: preprocessed first observations, ``[k, ...]``.
             places: sub-environment and agent index, int ``[k, 2]``; None if they stay the same.
         """
 
