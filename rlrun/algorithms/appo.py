@@ -63,20 +63,21 @@ class APPOTraining(VTraceTraining):
     num_epochs: Count = 1
     """Passes over a batch out of the circular buffer; V-trace is recomputed before each."""
     circular_buffer_num_batches: Count = 4
-    """Train batches that are kept for further use; before there are this many, each new one brings
-    one update."""
+    """Train batches that are kept for further updates; until there are this many, each new one
+    causes one update."""
     circular_buffer_iterations_per_batch: Count = 1
-    """Updates for each new train batch, and uses of each; 1 learns from each once, at once."""
+    """Updates for each new train batch, and how often each batch is used; 1 learns from each once,
+    when it arrives."""
     target_network_update_freq: Count = 2
-    """Updates between renewals of the target policy."""
+    """Updates of the policy between updates of the target policy."""
     clip_param: Coefficient = 0.2
     """Bound on how far the probability ratio of pi to the target policy moves from 1."""
     normalize_advantages: bool = False
-    """Bring the advantages of a batch to mean 0 and deviation 1."""
+    """Normalise the advantages of a batch to mean 0 and standard deviation 1."""
     kl_coeff: NonNegative = 0.0
     """Weight of KL(target || pi), adapted after each iteration; 0 leaves the term out."""
     kl_target: Positive = 0.01
-    """KL that the adaptive coefficient aims at."""
+    """KL divergence that the adaptive `kl_coeff` aims at."""
 
 
 class APPOConfig(AlgorithmConfig):

@@ -47,8 +47,8 @@ class AsynchronousTraining(Section):
     """Train batches between two broadcasts of the weights to the env runners."""
     learner_queue_size: Count | None = None
     """Fragments that may wait for the learner; while this many do, env runners wait too. null takes
-    the fragments of one train batch; a longer queue does not keep the learner busier, and makes the
-    weights older with which env runners act."""
+    the fragments of one train batch; a longer queue does not keep the learner busier, and lets env
+    runners act with older weights."""
 
 
 class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
@@ -57,11 +57,11 @@ class VTraceTraining(AsynchronousTraining, ActorCriticTraining):
     minibatch_size: Count | None = None
     """Rows of one gradient step; null takes the whole train batch."""
     lambda_: Fraction = 1.0
-    """Shortens the traces of V-trace; 1 is the paper's."""
+    """Factor on the trace coefficients of V-trace, to shorten its traces; 1 as in the paper."""
     vtrace_clip_rho_threshold: Positive | None = 1.0
-    """Bound on the importance weights of the value targets; null has none."""
+    """Bound on the importance weights of the value targets; null sets none."""
     vtrace_clip_pg_rho_threshold: Positive | None = 1.0
-    """Bound on the importance weights of the policy gradient; null has none."""
+    """Bound on the importance weights of the policy gradient; null sets none."""
     grad_clip: Positive | None = 40.0
     adam_epsilon: Epsilon = 1e-8
 

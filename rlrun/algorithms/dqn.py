@@ -77,30 +77,32 @@ class DQNTraining(ReplayTraining):
 
     lr: LearningRate = 5e-4
     target_network_update_freq: Count = 500
-    """Env steps between renewals of the target network."""
+    """Env steps between updates of the target network."""
     tau: float = Field(default=1.0, gt=0, le=1)
-    """How far the target network moves towards the network each time; 1 makes it a copy."""
+    """How far each update moves the target network towards the network; 1 makes it a copy."""
     double_q: bool = True
     """Let the network choose the next action that the target network values."""
     value_rescaling: bool = False
-    """Learn h(Q) instead of Q, with the root of Q's range: for returns of very unlike size."""
+    """Learn h(Q), which grows like the square root of Q, instead of Q: for returns of very
+    different sizes."""
     dueling: bool = True
     """Separate streams for the value of a state and the advantages of its actions."""
     hiddens: tuple[Count, ...] | None = None
-    """Widths of the layers behind `model.hidden`, with relu; of each stream, if there are two. null
-    takes the last layer of `model.hidden` for that."""
+    """Widths of the layers after `model.hidden`, with relu; of each stream, if there are two. null
+    takes the last layer of `model.hidden` instead."""
     num_atoms: Count = 1
-    """Points of the distribution that is learned for each value (C51: 51); 1 learns its mean."""
+    """Points of the distribution that is learned for each value (C51: 51); 1 learns only its
+    mean."""
     v_min: Real = -10.0
-    """The lowest of these points; returns below it are taken for it."""
+    """The lowest of these points; lower returns count as this."""
     v_max: Real = 10.0
-    """The highest of these points."""
+    """The highest of these points; higher returns count as this."""
     noisy: bool = False
-    """Explore by learned noise in the weights; goes with `exploration.epsilon: 0`."""
+    """Explore by learned noise in the weights; needs `exploration.epsilon: 0`."""
     sigma0: Positive = 0.5
     """Scale of that noise at the start."""
     grad_clip: Positive | None = 10.0
-    """Bound on the gradients; null leaves them alone."""
+    """Bound that gradients are clipped to; null does not clip."""
 
 
 class DQNConfig(AlgorithmConfig):

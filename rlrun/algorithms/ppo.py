@@ -53,14 +53,14 @@ class PPOTraining(ActorCriticTraining):
     clip_param: Coefficient = 0.2
     """Bound on how far one update moves the probability ratio from 1."""
     vf_clip_param: Positive | None = None
-    """Bound on the change of the value prediction, in units of the return; null has none."""
+    """Bound on the change of the value prediction, in units of the return; null sets none."""
     vf_error_clip: Positive | None = None
-    """Bound on the squared error of a value, beyond which it has no gradient; null has none."""
+    """Bound on the squared error of a value, beyond which it has no gradient; null sets none."""
     entropy_coeff: Coefficient = 0.0
     kl_coeff: NonNegative = 0.0
     """Weight of KL(old || new), adapted after each update; 0 leaves the term out."""
     kl_target: Positive = 0.01
-    """KL that the adaptive coefficient aims at."""
+    """KL divergence that the adaptive `kl_coeff` aims at."""
     target_kl: Positive | None = None
     """End the update early once the approximate KL exceeds 1.5 times this; null never does."""
     normalize_advantages: Literal["minibatch", "batch"] | None = "minibatch"

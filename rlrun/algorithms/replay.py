@@ -77,11 +77,11 @@ class ReplayTraining(TrainingConfig):
     minibatch_size: Count = 32
     """Transitions replayed for one gradient step."""
     training_intensity: Positive = 8.0
-    """Transitions replayed for each env step sampled; 8 is a minibatch of 32 every 4 steps."""
+    """Transitions replayed for each env step sampled; 8 is a minibatch of 32 for every 4 steps."""
     num_steps_sampled_before_learning_starts: Count = 1000
     """Env steps put into an empty replay buffer before it is learned from."""
     n_step: Count = 1
-    """Rewards summed up before the target network's value; fewer where the episode ends."""
+    """Rewards summed before the target network's value is added; fewer where the episode ends."""
 
 
 COMMON_IN_LOCKSTEP = (

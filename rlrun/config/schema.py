@@ -39,7 +39,7 @@ class EnvSpec(UseSpec):
     """A gymnasium or EnvPool id, a name given to `register_env`, or "package.module:callable"."""
 
     def __getstate__(self) -> dict[Any, Any]:
-        """The state with the environment's function: other processes know no registered names."""
+        """The state with the environment's function: other processes lack registered names."""
         return {**super().__getstate__(), "creator": {**ENVS, **GIVEN}.get(self.use)}
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
@@ -62,20 +62,23 @@ class EnvRunnersConfig(Section):
     """CPUs that Ray reserves for each env runner; may be a fraction. "auto" is 1, or a fraction
     where there are fewer CPUs than env runners."""
     num_gpus_per_env_runner: NonNegative = 0.0
-    """GPUs that Ray reserves for each env runner; its policies act on the first of them. A fraction
-    lets several share one. It pays for large networks: MLPs act faster on the CPU."""
+    """GPUs that Ray reserves for each env runner, whose policies act on the first of them; a
+    fraction lets several env runners share one. It pays for large networks: MLPs are faster on the
+    CPU."""
     custom_resources_per_env_runner: dict[str, NonNegative] = Field(default_factory=dict)
     """Further Ray resources for each env runner, by name."""
     validate_env_runners_after_construction: bool = True
-    """Wait until each new env runner has built its environments; raise its error if it fails."""
+    """Wait until new env runners have built their environments; raise the error if one fails."""
     sample_timeout_s: Positive = 60.0
-    """Seconds for a fragment, after which an env runner is restarted and asked for it again."""
+    """Seconds that an env runner has to sample a fragment; one that takes longer is restarted and
+    asked for the fragment again."""
     sample_async: bool = False
     """Sample the next round while the last one is learned from, with weights one update older."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
     """Steps of each sub-environment in a fragment; "auto" divides the train batch exactly."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """"complete_episodes" delivers whole episodes only, at least the env steps asked for."""
+    """"truncate_episodes" cuts episodes where a fragment ends; "complete_episodes" collects whole
+    episodes only, with at least as many env steps as asked for."""
     env_to_module_connector: UseSpecs = ()
     """Custom connectors applied first to observations: import paths, or {use: ..., key: value}."""
     module_to_env_connector: UseSpecs = ()
@@ -89,11 +92,13 @@ class EnvRunnersConfig(Section):
     sample_collector: str | None = None
     """"ColumnarCollector" (also for null), "SimpleListCollector", or the import path of another."""
     horizon: Count | None = None
-    """Steps after which an episode is truncated; a time limit below it is raised to it."""
+    """Env steps after which an episode is truncated; a lower time limit of the environment is
+    raised to it. null adds no limit."""
     soft_horizon: bool = False
     """Begin a new episode at the horizon without a reset, and without marking the old one's end."""
     horizon_terminates: bool = False
-    """Let the horizon end episodes as a death does: nothing after it has a value."""
+    """Mark an episode that the horizon ends as terminated, not truncated: nothing after it has a
+    value."""
     no_done_at_end: bool = False
     """Treat every end of an episode as a truncation: `terminateds` is never true."""
     explore: bool = True
@@ -104,7 +109,8 @@ class EnvRunnersConfig(Section):
     """Wrappers around each sub-environment, the innermost first: names of gymnasium.wrappers,
     import paths, or {use: ..., key: value}."""
     preprocessor_pref: Literal["deepmind", "rllib"] | None = "deepmind"
-    """How Atari frames are prepared: "deepmind" warps them; null keeps raw observations."""
+    """"deepmind" adds DeepMind's wrappers to Atari games, "rllib" does not. Both flatten
+    observations other than images for the networks; null passes raw observations on."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
     """"MeanStdFilter" normalises observations by their running mean and standard deviation."""
     use_worker_filter_stats: bool = True
@@ -114,7 +120,9 @@ class EnvRunnersConfig(Section):
     gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point", "envpool"] = (
         "auto"
     )
-    """"async" gives each sub-environment a process; "envpool" takes EnvPool's, in C++ threads."""
+    """"auto" and "sync" step the sub-environments one after the other, "async" in a process each;
+    "vector_entry_point" takes gymnasium's vector version of the environment, "envpool" EnvPool's,
+    in C++ threads."""
     remote_worker_envs: bool = False
     """Make each sub-environment a Ray actor of its own, on any machine of the cluster."""
     remote_env_batch_wait_ms: NonNegative | None = None
@@ -127,12 +135,12 @@ class EnvRunnersConfig(Section):
     compress_observations: bool = False
     """Compress observations on their way to the learner: less traffic, more computation."""
     observation_check_interval: Count | None = 1000
-    """Vector steps between two comparisons of all observations with the bounds of their space, of
-    which the first is after 10; null compares only the first observations."""
+    """Vector steps between checks that all observations are within the bounds of their space; the
+    first check is after 10 steps. null checks only the first observations."""
     observations_out_of_bounds: Literal["warn", "error"] = "warn"
-    """Reaction to an observation outside of its space: one warning, or the end of the run."""
+    """Reaction to an observation outside of its space: one warning, or an error."""
     disable_env_checking: bool = False
-    """Skip the check of one reset and step of the environment, of all agents, at the start."""
+    """Skip the check at the start, in which the environment is reset and stepped once."""
 
     @property
     def cpus_per_env_runner(self) -> float:
@@ -149,7 +157,8 @@ class ConnectorsConfig(Section):
     clip_actions: bool = False
     """Clip actions to the bounds of the action space before they reach the environment."""
     clip_rewards: bool | Positive | None = None
-    """true learns from the reward's sign, a number x clips to [-x, x], null is true for Atari."""
+    """true learns from the reward's sign, false from the reward; a number x clips it to [-x, x].
+    null is true for Atari and false otherwise."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
 
@@ -164,10 +173,10 @@ class ModelConfig(CodeSection):
     use: str | None = None
     """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
     hidden: tuple[Count, ...] = (64, 64)
-    """Widths of the hidden layers; [] is a linear network. Behind convolutions, or an encoder that
-    `use` names, only SAC has such layers."""
+    """Widths of the hidden layers; [] is a linear network. After convolutions, or an encoder that
+    `use` names, only SAC has hidden layers."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
-    """Activation of the hidden layers; "linear" is none."""
+    """Activation function of the hidden layers; "linear" applies none."""
     share_layers: bool | None = None
     """Let policy and value function share the encoder; null shares it for images only."""
     conv: tuple[tuple[Count, Count, Count], ...] | None = None
@@ -175,8 +184,8 @@ class ModelConfig(CodeSection):
     conv_head: Count = 512
     """Width of the layer after the convolutions."""
     conv_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the arithmetic up to and including that layer, acting and learning. bfloat16 is
-    faster on processors and GPUs that have it; weights and gradients stay in float32."""
+    """Precision of the convolutions and the layer after them, when acting and when learning.
+    bfloat16 is faster on CPUs and GPUs that support it; weights and gradients stay in float32."""
     distribution: str | None = None
     """Distribution of actions: "beta", "squashed_gaussian", "autoregressive", "deterministic" (for
     algorithms of your own), or the import path of a `Distribution`; null takes the action space's
@@ -211,7 +220,7 @@ class ModelConfig(CodeSection):
     attention_position_wise_mlp_dim: Count = 32
     """Width of the hidden layer after each unit's attention."""
     attention_init_gru_gate_bias: Annotated[float, Field(ge=-20, le=20)] = 2.0
-    """Initial bias of a unit's gates towards its input: 2 makes it nearly the identity."""
+    """Initial bias of a unit's gates towards its input; 2 makes it nearly the identity."""
     attention_use_n_prev_actions: Whole = 0
     """Also feed the actions of this many previous steps to attention."""
     attention_use_n_prev_rewards: Whole = 0
@@ -228,11 +237,12 @@ class TrainingConfig(Section):
     lr: LearningRate = 3e-4
     """Learning rate."""
     gamma: Fraction = 0.99
-    """Discount of future rewards."""
+    """Discount factor of future rewards."""
     grad_clip: Positive | None = None
-    """Bound on the gradients; null leaves them alone."""
+    """Bound that gradients are clipped to; null does not clip."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """The bound holds for the norm of all gradients, of each tensor, or for each value."""
+    """What `grad_clip` bounds: the norm of all gradients together, the norm of each tensor's, or
+    each value."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimizer; IMPALA was published with "rmsprop"."""
     adam_epsilon: Epsilon = 1e-8
@@ -240,33 +250,34 @@ class TrainingConfig(Section):
     rmsprop_decay: float = Field(default=0.99, ge=0, lt=1)
     """Decay of RMSProp's mean square of the gradients."""
     rmsprop_epsilon: Epsilon = 0.1
-    """RMSProp's epsilon, added to that mean under the root."""
+    """RMSProp's epsilon, added to the mean square before its root is taken."""
     loss: str | None = None
-    """Import path of code that changes the loss: hook(module, rows, loss, statistics) returns the
-    loss to use and statistics to report beside the algorithm's. SAC calls it for each of its two
-    losses."""
+    """Import path of a function that changes the loss: hook(module, rows, loss, statistics) returns
+    the loss to use, and statistics to report besides the algorithm's. SAC calls it for each of its
+    two losses. null keeps the loss."""
     learner_connectors: UseSpecs = ()
-    """Classes whose objects change each policy's train batch before it is learned from, or put into
-    a replay buffer: connector(batch) returns the batch."""
+    """Custom connectors applied to each policy's train batch before it is learned from, or put into
+    a replay buffer: classes, each made once and called as connector(batch), which returns the
+    batch."""
 
 
 class LearnersConfig(Section):
     """Where and how the networks are trained."""
 
     num_learners: Whole = 0
-    """Ray actors that share the minibatches of each learning policy; 0 trains in this process."""
+    """Ray actors that share the minibatches of each policy; 0 learns in the training process."""
     num_cpus_per_learner: NonNegative = 1.0
-    """CPUs that each of these learners reserves."""
+    """CPUs that Ray reserves for each learner."""
     num_gpus_per_learner: NonNegative = 0.0
-    """GPUs that each of these learners trains on; a fraction lets several share one."""
+    """GPUs that Ray reserves for each learner, at most 1; a fraction lets several share one."""
     max_num_learner_restarts: Whole = 100
-    """Restarts of any one of several learners whose processes died after which the run ends."""
+    """Most restarts of any one learner; the run ends when its process dies once more."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
-    """"auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
+    """Where to learn: "auto" (a GPU if there is one), "cpu", "cuda" or a certain GPU, "cuda:1"."""
     compile: bool = False
     """Compile the update with torch.compile: slower to start, faster to update."""
     num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Threads of the learner; null is 1 for small networks, torch's own choice for others."""
+    """torch's threads in the learner; null is 1 for small networks, torch's default for others."""
 
 
 class ExplorationConfig(Section):
@@ -284,29 +295,32 @@ class ExplorationConfig(Section):
         ]
         | None
     ) = None
-    """Null is the algorithm's own: EpsilonGreedy for DQN, StochasticSampling for SAC."""
+    """null is the algorithm's own kind: EpsilonGreedy for DQN, StochasticSampling for SAC."""
     random_steps: Whole = 0
-    """Env steps of all runners at the start of a run for which actions are uniformly random."""
+    """Env steps, of all env runners together, at the start of a run in which actions are uniformly
+    random."""
     epsilon: Probability = ((0, 1.0), (10_000, 0.05))
-    """Probability of a uniformly drawn action; a schedule counts the env steps of all runners."""
+    """EpsilonGreedy: probability of a uniformly drawn action; a schedule counts the env steps of
+    all env runners together."""
     runner_exponent: NonNegative | None = None
     """Let env runner i of n act with epsilon ** (1 + this * (i - 1) / (n - 1)), as Ape-X does with
     0.4 and 7; null gives all runners the same."""
     temperature: Temperature = 1.0
     """SoftQ: actions are drawn with probabilities in proportion to exp(value / temperature)."""
     scale: Coefficient = 1.0
-    """GaussianNoise, OrnsteinUhlenbeckNoise: the noise is multiplied by this; ParameterNoise of a
-    Box: `stddev` is."""
+    """Factor on the noise of GaussianNoise and OrnsteinUhlenbeckNoise, and on `stddev` for
+    ParameterNoise of a Box."""
     stddev: NonNegative = 0.1
-    """GaussianNoise: its standard deviation, in units of half the range of an action;
-    ParameterNoise of a Box: the root mean square of the changes of actions to aim for, in these."""
+    """GaussianNoise: standard deviation of the noise; ParameterNoise of a Box: root mean square of
+    the change of actions that it aims at. In units of half the range of an action."""
     theta: float = Field(default=0.15, gt=0, le=1)
-    """OrnsteinUhlenbeckNoise: how much of it is lost from a step to the next."""
+    """OrnsteinUhlenbeckNoise: fraction of the noise that decays in each step."""
     sigma: NonNegative = 0.04
-    """OrnsteinUhlenbeckNoise: standard deviation of what a step adds, in the units of `stddev`."""
+    """OrnsteinUhlenbeckNoise: standard deviation of the noise that each step adds, in the units of
+    `stddev`."""
     initial_stddev: NonNegative = 1.0
-    """ParameterNoise: standard deviation of the noise in the weights at the start; each fragment
-    adapts it by 1 %, so that actions change as far as `epsilon`, or `stddev`, would change them."""
+    """ParameterNoise: initial standard deviation of the noise in the weights. Each fragment adapts
+    it by 1 %, until actions change as much as `epsilon`, or `stddev`, would change them."""
 
 
 class ReplayConfig(Section):
@@ -315,30 +329,30 @@ class ReplayConfig(Section):
     capacity: Count = 50_000
     """Transitions that are kept for each policy; new ones replace the oldest."""
     mode: Literal["independent", "lockstep"] = "independent"
-    """Sampling for several policies: each policy's transitions by themselves; "lockstep" draws env
-    steps, and takes all policies' transitions of those."""
+    """Sampling for several policies: "independent" draws each policy's transitions by themselves;
+    "lockstep" draws env steps, and takes all policies' transitions of these."""
     prioritized: bool = False
     """Sample by temporal-difference error; false samples uniformly."""
     alpha: Fraction = 0.6
-    """Exponent of the priorities: 0 samples uniformly, 1 in proportion to them."""
+    """Exponent of the priorities: 0 samples uniformly, 1 in proportion to the priorities."""
     beta: Probability = 0.4
-    """How far weights correct for the uneven sampling, 1 fully."""
+    """How far importance weights correct for the prioritized sampling: 0 not at all, 1 fully."""
     epsilon: Epsilon = 1e-6
-    """Added to the error, so that every transition can be drawn."""
+    """Added to the absolute error, so that every transition can be drawn."""
     burn_in: Whole = 0
-    """Steps before each replayed sequence that only update the state of a memory."""
+    """Steps before each replayed sequence that only bring the memory's state up to date."""
     store_in_checkpoints: bool = False
     """Write the buffer into checkpoints, which makes resuming exact and checkpoints as large as the
     buffer; false fills an empty buffer before a resumed run learns again."""
 
 
 class PolicySource(Section):
-    """A policy of another run, whose weights one of this run begins with."""
+    """A policy of another run, whose weights a policy of this run begins with."""
 
     path: str
     """Folder of a checkpoint, or of a run, whose best checkpoint is taken."""
     policy: str | None = None
-    """Its id there; null: the same as here."""
+    """Id of the policy there; null: the same as here."""
 
     @model_validator(mode="before")
     @classmethod
@@ -360,7 +374,7 @@ class PolicyConfig(CodeSection):
     train: bool = True
     """Whether it learns; false keeps its initial weights."""
     spaces_of: str | None = None
-    """Agent whose spaces it has; needed only where `agents` does not say it."""
+    """Agent whose spaces it has; needed only if they do not follow from `agents`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -380,7 +394,8 @@ class MultiAgentConfig(Section):
     """Ids of the policies that learn, or code: to_train(policy_id, batch), called for every train
     batch; null: all whose `train` is true."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
-    """Unit of fragments and train batches; "agent_steps" may bring a few more than asked for."""
+    """Unit of the lengths of fragments and train batches; with "agent_steps" a batch may have a few
+    more than asked for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -399,7 +414,7 @@ class EvaluationConfig(Section):
     episodes: Count = 10
     """Episodes of one evaluation, each from its own reset."""
     env_steps: Count | None = None
-    """Take instead as many episodes, in order, as are needed for this many env steps."""
+    """Evaluate as many episodes as are needed for this many env steps; null goes by `episodes`."""
     num_envs: Count = 8
     """Sub-environments that are stepped together; at most the number of episodes."""
     explore: bool = False
@@ -409,56 +424,56 @@ class EvaluationConfig(Section):
     num_env_runners: Whole = 0
     """Ray actors that evaluate; 0 evaluates in the training process. The episodes are the same."""
     parallel_to_training: bool = False
-    """Let these actors evaluate the weights with which an iteration begins, while it goes on."""
+    """Let these actors evaluate the weights that an iteration begins with while it is training."""
     env: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment that differ in evaluation; `use` names another environment."""
     env_runners: dict[str, Any] = Field(default_factory=dict)
     """Settings of `env_runners` that differ in evaluation; `sample_timeout_s` is 1e6 by default."""
     agents: dict[str, Any] | str | None = None
-    """As `multi_agent.agents`, where other policies play in evaluation, such as fixed opponents."""
+    """Like `multi_agent.agents`, but for evaluation, for instance with fixed opponents; null: the
+    same as in training."""
 
 
 class FaultToleranceConfig(Section):
     """Handling of env runners and environments that fail. Names of RLlib's `fault_tolerance()`."""
 
     restart_failed_env_runners: bool = True
-    """Start a lost env runner again, with its state; overrides `ignore_env_runner_failures`."""
+    """Restart a lost env runner, with its state; overrides `ignore_env_runner_failures`."""
     ignore_env_runner_failures: bool = False
     """Go on without lost env runners."""
     max_num_env_runner_restarts: Whole = 1000
-    """Restarts of any one env runner after which the run ends."""
+    """Most restarts of any one env runner; the run ends when it is lost once more."""
     delay_between_env_runner_restarts_s: NonNegative = 0.0
-    """Seconds to wait before an env runner is started again."""
+    """Seconds to wait before an env runner is restarted."""
     restart_failed_sub_environments: bool | Literal["auto"] = "auto"
     """Rebuild an environment that raised and drop its episode, instead of losing the env runner;
     auto does so once the env runner has run a whole episode, and in evaluation."""
     max_sub_environment_failures_per_1000_steps: NonNegative = 50.0
-    """Failures of environments in 1,000 env steps of an env runner beyond which they are not
-    survived."""
+    """Failures of environments per 1,000 env steps of an env runner that are tolerated; beyond it
+    the environment's error is raised instead."""
     env_timeout_s: Positive | None = None
-    """Seconds that a call of an environment may take, its constructor's too. A later one raises an
-    error in the environment, which is treated like the environment's own; null sets no limit."""
+    """Seconds that a call of an environment, or its constructor, may take. One that takes longer
+    raises an error, which is treated like the environment's own; null sets no limit."""
     num_consecutive_env_runner_failures_tolerance: Whole = 100
-    """Failures in a row, with nothing sampled between, after which the run ends."""
+    """Consecutive failures of env runners, with nothing sampled in between, after which the run
+    ends."""
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
     max_replayed_env_steps: Whole = 100_000
-    """Env steps of a running episode up to which a resumed run, or a restarted env runner, repeats
-    its actions where the environment offers no state; longer ones start over."""
+    """Longest unfinished episode, in env steps, that a resumed run or a restarted env runner brings
+    back by repeating its actions, if the environment offers no state; longer ones start over."""
     env_runner_start_timeout_s: Positive = 60.0
-    """Seconds that Ray has to start, and then to find a place for an env runner and to start its
-    process."""
+    """Seconds that Ray has to start, and again to place an env runner and start its process."""
 
 
 class CheckpointConfig(Section):
     """When the state of the run is written, and which checkpoints are kept."""
 
     every: Count | Literal["auto"] | None = "auto"
-    """Iterations between checkpoints; auto writes one after the first iteration that ends a minute
-    after the last one, more seldom where writing takes over 2 % of the time; null writes none
-    during the run."""
+    """Iterations between checkpoints; auto writes one about every minute, after an iteration, and
+    less often if writing takes over 2 % of the time; null writes none during the run."""
     keep: Count | None = 3
-    """Number of newest checkpoints that are kept, besides the best one; null keeps all."""
+    """Newest checkpoints to keep, besides the best one; null keeps all."""
     at_end: bool = True
     """Write a checkpoint when the run ends."""
     metric: str = "episode_return_mean"
@@ -471,20 +486,25 @@ class ReportConfig(Section):
     """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
-    """Finished episodes that `episode_return_mean` averages; all of an iteration's if more."""
+    """Last finished episodes that `episode_return_mean` averages; all those of an iteration if
+    there are more."""
     min_time_s_per_iteration: NonNegative | None = None
-    """Fewest seconds of an iteration; makes its length depend on the machine."""
+    """Seconds that an iteration takes at least, so that its length depends on the machine; null
+    sets no minimum."""
     min_sample_timesteps_per_iteration: Whole | None = None
-    """Fewest steps that an iteration collects, in the unit of `multi_agent.count_steps_by`."""
+    """Steps that an iteration collects at least, in the unit of `multi_agent.count_steps_by`; null
+    sets no minimum."""
     min_train_timesteps_per_iteration: Whole | None = None
-    """Least number of rows that an iteration learns from, of all agents; replayed rows count."""
+    """Rows that an iteration learns from at least, of all agents, replayed ones included; null sets
+    no minimum."""
     info_keys: tuple[str, ...] = ()
-    """Numbers of the info of each episode's last step, reported under `custom_metrics`; of several
-    agents by policy. `is_success` is always reported, as `env_runners/success_rate`."""
+    """Keys of numbers in the info of each episode's last step, to report under `custom_metrics`, by
+    policy if there are several agents. `is_success` is always reported, as
+    `env_runners/success_rate`."""
     hist_stats: bool = False
-    """Report, as lists, returns and lengths of the episodes that `episode_return_mean` averages."""
+    """Report the returns and lengths that `episode_return_mean` averages, as lists."""
     sinks: tuple[UseSpec, ...] = (UseSpec(use="console"), UseSpec(use="jsonl"))
-    """Where results go: console, csv, tensorboard, wandb, mlflow or code; jsonl always."""
+    """Where results go: console, csv, tensorboard, wandb, mlflow, or code; jsonl is always on."""
 
 
 class SweepConfig(Section):
@@ -493,19 +513,20 @@ class SweepConfig(Section):
     space: dict[str, Any] = Field(default_factory=dict)
     """Settings to vary: {address: {grid: [...]}}, or choice, uniform, loguniform and others."""
     search: Literal["grid", "random", "optuna"] | None = None
-    """How points are chosen; null is grid if all of `space` is, else random."""
+    """How points are chosen; null is grid if `space` has grids only, else random."""
     trials: Count | None = None
-    """Points that are drawn, each combined with every grid; required where any is drawn."""
+    """Number of points to draw, each combined with every point of the grids; required if `space`
+    has distributions to draw from."""
     seeds: Count | tuple[Seed, ...] | None = None
-    """Seeds of each point, or how many, counted from the experiment's own; null: only that one."""
+    """Seeds of each point, or their number, counted from the experiment's own; null: only that."""
     scheduler: UseSpec | None = None
     """Ends trials early: asha, median, hyperband or pbt; arguments as in Ray Tune."""
     metric: str | None = "episode_return_mean"
-    """Result key whose last value compares trials; null compares nothing."""
+    """Result key by whose last value trials are compared; null does not compare them."""
     mode: Literal["max", "min"] = "max"
     """Whether the best trial has the highest or the lowest value of `metric`."""
     concurrent: Count | None = None
-    """Most trials that run at once; null fills the machine."""
+    """Most trials that run at once; null runs as many as the machine has room for."""
 
 
 class ExperimentConfig(Section):
@@ -518,20 +539,21 @@ class ExperimentConfig(Section):
     env: EnvSpec
     """A gymnasium id, a registered name, "package.module:make", or {use: ..., key: value}."""
     seed: Seed | None = None
-    """Seed of every random number of the run; null draws one at the start."""
+    """Seed of all random numbers of the run; null draws one at the start."""
     stop: dict[str, int | float] = Field(default_factory=dict)
-    """Result keys (`a/b` for nested ones) and values; the run ends at the first one reached."""
+    """Result keys (`a/b` for nested ones) and values; the run ends when the first is reached."""
     env_runners: EnvRunnersConfig = EnvRunnersConfig()
     """How experience is collected."""
     model: ModelConfig = ModelConfig()
     """The networks."""
     initial_weights: str | dict[str, Any] | None = None
-    """Folder of a checkpoint, or of a run, whose best checkpoint is taken: all policies begin with
-    its weights. A mapping is for some policies: {id: folder}, or {id: {path: folder, policy: id
-    there}}. Paths are relative to the working directory."""
+    """Folder of a checkpoint, or of a run, whose best checkpoint is taken, with whose weights all
+    policies begin. A mapping does so for some policies: {id: folder}, or {id: {path: folder,
+    policy: id there}}. Paths are relative to the working directory; null begins with random
+    weights."""
     policy: UseSpec | None = None
     """Import path of a custom `Policy`, or {use: ..., key: value}, which acts and learns in place
-    of the networks; with several agents each policy has its own `use`."""
+    of the networks; null uses the networks. With several agents each policy has its own `use`."""
     training: SerializeAsAny[TrainingConfig]
     """The algorithm's own settings."""
     learners: LearnersConfig = LearnersConfig()
@@ -559,7 +581,7 @@ class ExperimentConfig(Section):
 
     @property
     def begun(self) -> "ExperimentConfig":
-        """The experiment where a checkpoint of its own is restored: no other run is read."""
+        """The experiment without `initial_weights`, for a run that restores its own checkpoint."""
         return self.model_copy(update={"initial_weights": None})
 
 
