@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.config.problems import misfit
+from rlrun.config.registry import no_such
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
@@ -37,8 +38,8 @@ class League(Callbacks):
 
     def on_algorithm_init(self, algorithm: Algorithm) -> None:
         if self._main not in algorithm.policies:
-            known = f"there is {', '.join(algorithm.policies)}"
-            raise misfit("callbacks", f"League copies the policy {self._main!r}, {known}: set main")
+            problem = no_such("policy", self._main, algorithm.policies)
+            raise misfit("callbacks", f"League copies the policy `main`, but {problem}")
 
     def on_train_result(self, algorithm: Algorithm, result: Result) -> None:
         reached = result["env_runners"]["policy_return_mean"][self._main]

@@ -316,7 +316,9 @@ class Policies(Mapping[str, PolicySettings]):
             ValueError: there is one agent only, or the id is taken or impossible.
         """
         if not self.several:
-            raise ValueError("policies come and go only where multi_agent.policies names some")
+            raise ValueError(
+                "policies can be added or removed only if multi_agent.policies names some"
+            )
         if policy_id in self.settings:
             raise ValueError(f"there is a policy {policy_id!r} already")
         if not policy_id or "/" in policy_id:

@@ -132,7 +132,9 @@ class Progress:
             learners, evaluation: parts of the result.
         """
         if self.iteration == _SYNCED_BY and self.trained_steps and not weights_version:
-            _log.warning("training_step() never calls sync_weights(): acting has the first weights")
+            _log.warning(
+                "training_step() never calls sync_weights(): runners act with the first weights"
+            )
         timers, wall_s = self.timers.lap()
         self.time_s += wall_s
         new_steps = self.env_steps - self._env_steps_before

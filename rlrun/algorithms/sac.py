@@ -82,24 +82,26 @@ class SACTraining(ReplayTraining):
     critic_lr: LearningRate | None = None
     """Learning rate of the critics; null is `lr`."""
     alpha_lr: LearningRate | None = None
-    """Learning rate of the temperature; null is `lr`, 0 leaves the temperature where it is."""
+    """Learning rate of the temperature alpha; null is `lr`, 0 keeps alpha constant."""
     minibatch_size: Count = 256
     """Transitions replayed for one update."""
     training_intensity: Positive = 256.0
-    """Transitions replayed for each env step sampled; 256 is a minibatch of 256 in every step."""
+    """Transitions replayed for each env step sampled; 256 is a minibatch of 256 for every step."""
     num_steps_sampled_before_learning_starts: Count = 1500
     """Env steps put into an empty replay buffer before it is learned from."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """How far the target critics move towards the critics in each update."""
+    """How far each update moves the target critics towards the critics."""
     target_network_update_freq: Count = 1
-    """Env steps between these moves, which come after an update; 1 moves them in each update."""
+    """Env steps between updates of the target critics, which follow an update of the critics; 1
+    makes one after each."""
     initial_alpha: Positive = 1.0
-    """Weight of the entropy beside the reward, at the start."""
+    """Initial temperature alpha, the weight of the entropy beside the reward."""
     target_entropy: Real | None = None
-    """Entropy that alpha steers to; null is -A for a Box and 0.98 log n for Discrete actions."""
+    """Entropy that alpha is adapted to reach; null is -A for a Box of A actions, and 0.98 log n for
+    n Discrete actions."""
     noise_correlation: float = Field(default=0.0, ge=0, lt=1)
-    """Correlation between the noise of one action and the next in the episode; of a Box only.
-    Noise that lasts explores further where independent pushes cancel out."""
+    """Correlation between the noise of one action and the next in an episode; for a Box only.
+    Lasting noise explores further where independent pushes would cancel out."""
 
 
 class SACConfig(AlgorithmConfig):
@@ -264,7 +266,7 @@ class SAC(Algorithm[SACTraining]):
         for prefix, settings in addressed_settings(config):
             kind = settings.exploration.type or EXPLORATIONS[0]
             if cls.training_in(settings).noise_correlation and kind != EXPLORATIONS[0]:
-                message = f"the noise of {kind} is another; leave it out"
+                message = f"it does not apply to {kind}; leave it out"
                 yield f"{prefix}training.noise_correlation", message
 
     def setup(self) -> None:

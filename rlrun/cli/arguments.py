@@ -73,7 +73,7 @@ RunOrCheckpoint = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_OR_CHECKPOINT",
-        help="Run folder, or one checkpoint.",
+        help="Run, whose best checkpoint is taken, or a checkpoint.",
         parser=run_path,
         autocompletion=complete_runs,
     ),
@@ -82,7 +82,7 @@ Runs = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN...",
-        help="Runs, groups, sweeps, or patterns.",
+        help="Runs, groups or sweeps: folders, names below runs/, or patterns.",
         parser=run_path,
         autocompletion=complete_runs,
     ),
@@ -90,7 +90,7 @@ Runs = Annotated[
 
 
 def resume_option(text: str) -> Any:
-    """The option ``--resume RUN`` with its help; the word `auto` is not a name of a run."""
+    """The option ``--resume RUN`` with its help; the word `auto` does not name a run."""
     return typer.Option(
         help=text,
         parser=lambda word: Path(word) if word == "auto" else run_path(word),
@@ -109,7 +109,7 @@ def _output_path(metavar: str, text: str) -> Path:
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     is_folder = os.path.isdir(there)
     if there == path and is_folder != (metavar == "DIR"):
-        raise typer.BadParameter(f"{path} is {'a folder' if is_folder else 'no folder'}")
+        raise typer.BadParameter(f"{path} is {'a folder' if is_folder else 'not a folder'}")
     if not (is_folder or there == path) or not os.access(there, os.W_OK):
         raise typer.BadParameter(f"{path} cannot be written")
     return path
@@ -117,11 +117,11 @@ def _output_path(metavar: str, text: str) -> Path:
 
 Address = Annotated[str | None, typer.Option(help="Ray cluster to use instead of a local Ray.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Import the code that a run folder of another user's names.")
+    bool, typer.Option("--trust", help="Import the code that another user's run folder names.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show only the outcome.")]
 Plain = Annotated[
-    bool, typer.Option("--plain", help="One line an iteration, or a trial, in place of the panel.")
+    bool, typer.Option("--plain", help="Print a line per iteration or trial instead of the panel.")
 ]
 
 
@@ -160,7 +160,7 @@ def seeds_of(text: str) -> int | tuple[int, ...]:
 
 
 def refuse_with_resume(what: str, **options: object) -> None:
-    """Raise if ``--resume`` is combined with options that only a new folder can have."""
+    """Raise if ``--resume`` is combined with options that only apply to a new folder."""
     names = [name if name.isupper() else f"--{name.replace('_', '-')}" for name in options]
     given = [
         name for name, value in zip(names, options.values(), strict=True) if value not in (None, [])

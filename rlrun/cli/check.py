@@ -31,10 +31,10 @@ def check(
         typer.Option("--show", help="Print the resolved config with the origin of each value."),
     ] = False,
 ) -> None:
-    """Check experiment files without training: every error of every file at once.
+    """Check experiment files without training, and print all errors of all files.
 
-    Environment and networks are built once, in this process. What `rlrun train` would refuse here,
-    such as a GPU that this machine lacks, is an error.
+    The environment and the networks are built once, in this process. Whatever `rlrun train` would
+    refuse on this machine, such as a GPU that it lacks, is an error.
     """
     from rlrun.config.dump import show_yaml
     from rlrun.config.group import group_overrides
@@ -84,7 +84,7 @@ def check(
 
 
 def _build(experiment: "ExperimentConfig") -> None:
-    """Build environment and networks, and act once.
+    """Build the environment and the networks, and act once.
 
     Raises:
         ConfigError: they do not fit, or a forward pass of the user's own network raises.
@@ -124,9 +124,9 @@ def _act(algorithm: "Algorithm[Any]") -> None:
 
 
 def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
-    """CPUs, GPUs and devices that the experiment needs and this machine does not have.
+    """CPUs, GPUs and devices that the experiment needs and this machine lacks.
 
-    A fraction of a CPU that is reserved for each env runner is told.
+    Prints a warning if each env runner reserves less than a CPU.
     """
     from rlrun.actors.ray_runtime import ResourceError, local_resources, preflight
     from rlrun.algorithms.runners import FRACTION

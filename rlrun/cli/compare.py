@@ -15,20 +15,22 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     runs: Runs,
     *,
     metric: Annotated[
-        str, typer.Option(help="Key of the results, a/b for nested ones.")
+        str, typer.Option(help="Result key to compare, a/b for nested ones.")
     ] = "episode_return_mean",
-    mode: Annotated[Mode, typer.Option(help="Whether more or less of it is better.")] = "max",
+    mode: Annotated[
+        Mode, typer.Option(help="Whether a higher or a lower value is better.")
+    ] = "max",
     threshold: Annotated[
-        float | None, typer.Option(help="Value to reach; default the goal in stop:.")
+        float | None, typer.Option(help="Value to reach; default: the goal in `stop`.")
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(min=1, help="Env steps to compare at; default the last that all runs have."),
+        typer.Option(min=1, help="Env steps to compare at; default: the most that all runs have."),
     ] = None,
     plot: Annotated[Path | None, output_option("FILE", "Draw the curves, as PNG or SVG.")] = None,
     html: Annotated[Path | None, output_option("FILE", "Write one self-contained page.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print a line a run instead.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a row for each run.")] = False,
 ) -> None:
     """Compare runs of equal configuration with others: tables, curves and probabilities.
 

@@ -29,15 +29,15 @@ _REFUSALS = {
     errno.EISDIR,
     errno.ENOTDIR,
 }
-"""A disk that is full, or a path that cannot be written: no traceback would say more."""
+"""Errors of a full disk, or of a path that cannot be written: a traceback would add nothing."""
 
 
 def report(error: BaseException) -> int:
-    """Print the error of a command to stderr; returns the exit code.
+    """Print the error of a command to stderr, and return the exit code.
 
     A ConfigError is printed as a line for each problem, an error with an ``exit_code`` as its
-    message, any other with the user's part of its traceback, if it has one; the run's log has all
-    of it. A note, such as how to resume the run, comes last.
+    message, and any other with the user's part of its traceback, if there is one; the run's log has
+    the whole. A note, such as how to resume the run, comes last.
     """
     from rich.text import Text
 

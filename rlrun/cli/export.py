@@ -18,11 +18,11 @@ def export(
         Path | None, output_option("FILE", "Write the policy as TorchScript.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="ID", help="One of several policies.")
+        str | None, typer.Option(metavar="ID", help="Policy to export, of several.")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write a trained policy, connectors included, for programs without rlrun.
+    """Export a trained policy, with its connectors, for programs without rlrun.
 
     rlrun export runs/ppo_cartpole --onnx cartpole.onnx --torchscript cartpole.pt
     """

@@ -20,11 +20,11 @@ def import_file(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PATH", help="File; a folder for several. Default: stdout."
+            "--output", "-o", metavar="PATH", help="File, or folder for several; default: stdout."
         ),
     ] = None,
 ) -> None:
-    """Translate a file of RLlib or rl-baselines3-zoo, and say what has no effect here.
+    """Translate a file of RLlib or rl-baselines3-zoo, and report settings without effect here.
 
     rlrun import cartpole-ppo.yaml -o ppo.yaml
 
@@ -87,7 +87,7 @@ def _write(output: Path, texts: dict[str, str]) -> None:
 
 
 def _report(loaded: "Loaded") -> None:
-    """How many keys were translated, filled in or have no effect, and the latter with reasons."""
+    """Print the keys without effect, with reasons, and how many were translated or filled in."""
     from rlrun.cli import errors
 
     translation = loaded.translation

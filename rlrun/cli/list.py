@@ -24,7 +24,7 @@ class Kind(StrEnum):
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
-    """List the names that an experiment file may use, one a line with a description."""
+    """List the names that an experiment file may use, each with a description."""
     if kind is Kind.CONFIGS:
         _print_configs()
         return

@@ -1,12 +1,12 @@
 """The command line: the table of commands.
 
-A command is a function with typer annotations in a module of its own, named in COMMANDS by import
-path with the line that `rlrun --help` shows. The module is imported only when its command is
-called: `rlrun --help` imports neither torch, Ray, gymnasium, numpy nor pydantic. Within a module,
-heavy imports stand inside the function, so that `rlrun train --help` is fast too.
+A command is a function with typer annotations in a module of its own. COMMANDS has its import path
+and the line that `rlrun --help` shows. The module is imported only when its command is called:
+`rlrun --help` imports neither torch, Ray, gymnasium, numpy nor pydantic. Within a module, heavy
+imports stand inside the function, so that `rlrun train --help` is fast too.
 
-A command ends by returning (exit code 0), by raising `typer.Exit`, or by letting an error through,
-which is printed here and decides about the exit code (`cli.errors.report`).
+A command ends by returning (exit code 0), by raising `typer.Exit`, or by raising an error, which
+is printed here and determines the exit code (`cli.errors.report`).
 """
 
 import faulthandler
@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("rlrun.cli.train:train", "Train an experiment file."),
     "sweep": ("rlrun.cli.sweep:sweep", "Search settings with Ray Tune."),
     "rollout": ("rlrun.cli.rollout:rollout", "Roll out a trained policy."),
-    "export": ("rlrun.cli.export:export", "Write a trained policy as ONNX or TorchScript."),
+    "export": ("rlrun.cli.export:export", "Export a trained policy as ONNX or TorchScript."),
     "ls": ("rlrun.cli.runs:ls", "List runs: state, progress, best value, size, age."),
     "show": ("rlrun.cli.runs:show", "Show one run, group or sweep."),
     "tail": ("rlrun.cli.runs:tail", "Follow the results of a run."),
@@ -35,12 +35,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rerun": ("rlrun.cli.runs:rerun", "Train a run again, in a new folder."),
     "rm": ("rlrun.cli.runs:rm", "Remove runs, after asking."),
     "du": ("rlrun.cli.runs:du", "Show the disk use of runs."),
-    "report": ("rlrun.cli.report:report", "Write a run or a sweep as one page."),
+    "report": ("rlrun.cli.report:report", "Write a report on a run or a sweep as one page."),
     "compare": ("rlrun.cli.compare:compare", "Compare runs, groups and sweeps."),
     "check": ("rlrun.cli.check:check", "Check experiment files without starting anything."),
-    "import": ("rlrun.cli.import_file:import_file", "Translate a file of RLlib or SB3's zoo."),
+    "import": ("rlrun.cli.import_file:import_file", "Translate a file of RLlib or the SB3 Zoo."),
     "list": ("rlrun.cli.list:list_names", "List algorithms, envs, models or configs."),
-    "verify": ("rlrun.cli.verify:verify", "Train the reference cases against published numbers."),
+    "verify": ("rlrun.cli.verify:verify", "Train the reference cases; compare published numbers."),
     "init": ("rlrun.cli.init:init", "Write a commented starter file to stdout."),
 }
 """Command -> import path of its function, and its line in the help."""
@@ -62,7 +62,7 @@ RLLIB_OPTIONS: dict[str, str] = {
     "--framework": "nothing: rlrun trains with PyTorch only",
     "--out": "--save FILE",
 }
-"""Options of RLlib's commands, and what to write now."""
+"""Options of RLlib's commands -> what to write instead."""
 
 _THREADS_END_S = 5.0
 
@@ -74,20 +74,20 @@ _PLAIN: dict[str, Any] = {
 
 
 class LazyGroup(TyperGroup):
-    """A group of commands that imports only the one that is called."""
+    """A group of commands that imports only the command that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with name and help; the command itself is loaded by `resolve_command`."""
+        """A stand-in with name and help; `resolve_command` loads the command itself."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is called, imported. Raises UsageError with the nearest name."""
+        """Import the command that is called. Raises UsageError for an unknown name or option."""
         if ctx.resilient_parsing and (not args or args[0] not in COMMANDS):  # to complete a word
             return None, None, args
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
@@ -134,7 +134,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _rlrun(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="And exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     """Reinforcement-learning experiments from one YAML file."""
@@ -191,7 +192,7 @@ def _end_in_spite_of_threads(code: Any) -> None:
     def end() -> None:
         if left := [each.name for each in threads if each.is_alive()]:
             sys.stdout.flush()
-            sys.stderr.write(f"threads that the command has left do not end: {', '.join(left)}\n")
+            sys.stderr.write(f"these threads have not ended, and were killed: {', '.join(left)}\n")
             os._exit(code if isinstance(code, int) else int(code is not None))
 
     if threads:

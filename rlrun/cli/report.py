@@ -12,10 +12,10 @@ def report(
     run: Run,
     *,
     html: Annotated[
-        Path | None, output_option("FILE", "The page; default report.html in RUN.")
+        Path | None, output_option("FILE", "Page to write; default: report.html in RUN.")
     ] = None,
 ) -> None:
-    """Write a run or a sweep as one self-contained page.
+    """Write a report on a run or a sweep as one self-contained page.
 
     rlrun report runs/ppo_cartpole --html report.html
     """

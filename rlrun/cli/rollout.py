@@ -14,14 +14,15 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     overrides: Overrides = None,
     *,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Episodes; default: as in the run's evaluation.")
+        int | None,
+        typer.Option(min=1, help="Number of episodes; default: as in the run's evaluation."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="End after this many env steps.")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed; default: as in the run's evaluation.")
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Sample actions; default: the most probable ones.")
+        bool, typer.Option("--explore", help="Sample actions; else take the most probable ones.")
     ] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the environment.")] = False,
     video: Annotated[Path | None, output_option("DIR", "Write a video of each episode.")] = None,

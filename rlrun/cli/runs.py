@@ -28,7 +28,7 @@ Folder = Annotated[
     Path,
     typer.Argument(
         metavar="[FOLDER]",
-        help="Where to look; of a sweep its runs.",
+        help="Folder to search; of a sweep, its runs are listed.",
         parser=run_path,
         autocompletion=complete_paths,
     ),
@@ -44,12 +44,12 @@ def ls(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Only runs with this setting or state; patterns such as 'env=*Pole*'.",
+            help="Only runs with this setting or state; may be a pattern, as in 'env=*Pole*'.",
         ),
     ] = None,
-    sort: Annotated[SortKey, typer.Option(help="What comes first.")] = "age",
+    sort: Annotated[SortKey, typer.Option(help="Column to sort by.")] = "age",
     members: Annotated[
-        bool, typer.Option("--members", help="Show the runs of groups and sweeps that match, too.")
+        bool, typer.Option("--members", help="Also show the matching runs of groups and sweeps.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -74,7 +74,7 @@ def ls(
         print_table(list_table(found, folder, members=members), style_of)
     else:
         inside = any(entry.is_sweep for entry in entries) and not members
-        hint = "; --members looks into groups and sweeps, too" if inside else ""
+        hint = "; --members also looks into groups and sweeps" if inside else ""
         typer.echo(f"no {'such ' if filters else ''}runs in {folder}{hint}", err=True)
 
 
@@ -86,7 +86,7 @@ def _filter(text: str) -> tuple[str, str]:
 
 
 def _entries(folder: Path) -> "list[RunEntry]":
-    """The entries below a folder; none where runs were never kept."""
+    """The entries below a folder; none if `RUNS` does not exist yet."""
     from rlrun.experiment.run_index import read_index
 
     return read_index(folder) if folder != RUNS or folder.exists() else []
@@ -124,7 +124,7 @@ def show(
 
 
 def diff(first: Run, second: Run, *, json: Json = False) -> None:
-    """Show how two runs differ: settings, versions and commits, results.
+    """Show how two runs differ in settings, versions, commits and results.
 
     rlrun diff runs/ppo_cartpole runs/ppo_cartpole/20260101-120000-s1
     """
@@ -146,7 +146,7 @@ def rerun(
     run: Run,
     overrides: Overrides = None,
     *,
-    run_dir: Annotated[Path | None, typer.Option(help="Exact folder of the new run.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     address: Address = None,
     quiet: Quiet = False,
     plain: Plain = False,
@@ -174,7 +174,7 @@ def rm(
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
 ) -> None:
-    """Remove runs, groups and sweeps, after asking; those that are running are refused.
+    """Remove runs, groups and sweeps, after asking; running ones cannot be removed.
 
     rlrun rm runs/ppo_cartpole/20260101-120000-s1
 
@@ -196,7 +196,7 @@ def rm(
 
 
 def du(folder: Folder = RUNS, *, json: Json = False) -> None:
-    """Show how much of the disk runs use, the largest first.
+    """Show the disk use of runs, the largest first.
 
     rlrun du
     """
@@ -214,14 +214,14 @@ def du(folder: Folder = RUNS, *, json: Json = False) -> None:
 def tail(
     run: Run,
     *,
-    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to begin with.")] = 10,
+    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to print at first.")] = 10,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="One more column."),
+        typer.Option(metavar="KEY", help="Result key to show in one more column."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print rows as JSON lines.")] = False,
 ) -> None:
-    """Show the last results of a run, and follow those of one that is running.
+    """Show the last results of a run, and follow it while it is running.
 
     rlrun tail runs/ppo_cartpole --key evaluation/episode_return_mean
     """

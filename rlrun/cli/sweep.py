@@ -22,17 +22,17 @@ from rlrun.cli.arguments import (
 def sweep(
     words: Words = None,
     *,
-    resume: Annotated[Path | None, resume_option("Resume this sweep, also after a kill.")] = None,
+    resume: Annotated[Path | None, resume_option("Resume this sweep, even after a kill.")] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-sweep-s<seed>."),
+        typer.Option(help="Sweep folder; default: runs/<name>/<date>-<time>-sweep-s<seed>."),
     ] = None,
     address: Address = None,
     quiet: Quiet = False,
     plain: Plain = False,
     trust: Trust = False,
 ) -> None:
-    """Run the sweep: section of a file; every trial is a run folder.
+    """Run the sweep of a file's section `sweep`; every trial is a run folder.
 
     rlrun sweep configs/sweep_ppo_cartpole.yaml sweep.trials=8
 

@@ -33,8 +33,8 @@ def train(  # noqa: PLR0913 - one parameter for each option
     resume: Annotated[
         Path | None,
         resume_option(
-            "Resume this run or group, also after a kill; from a checkpoint, in a new run folder; "
-            "with a FILE and `auto` the newest unfinished run of it, or start one."
+            "Resume this run or group, even after a kill; a checkpoint goes on in a new folder. "
+            "`auto` resumes the newest unfinished run of FILE, or starts one."
         ),
     ] = None,
     algorithm: Annotated[
@@ -42,14 +42,14 @@ def train(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment; short for env=...")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Exact folder; default runs/<name>/<date>-<time>-s<seed>.")
+        Path | None, typer.Option(help="Run folder; default: runs/<name>/<date>-<time>-s<seed>.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; short for seed=...")] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
             metavar="N | FIRST-LAST",
-            help="Train a group of runs: with N seeds from the experiment's own on, or a range.",
+            help="Train a group of runs: N seeds, counted from the experiment's own, or a range.",
         ),
     ] = None,
     address: Address = None,

@@ -23,28 +23,27 @@ def verify(
     ] = "3",
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of the runs; finished runs are kept. Default: runs/verify."),
+        typer.Option(help="Folder of the runs; finished ones are reused. Default: runs/verify."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="CPU cores to use; default: all.")] = None,
     train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Or only report the results in the folder.")
+        bool, typer.Option("--train/--no-train", help="Train, or only report what the folder has.")
     ] = True,
     markdown: Annotated[
         Path | None,
         output_option(
             "FILE",
-            "Write the results page, with curves; the .json beside it keeps the results of all "
-            "cases, for later pages without their runs.",
+            "Write the results page, with curves. A .json file beside it keeps the results of all "
+            "cases, so that later pages do not need their runs.",
         ),
     ] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="List the cases, and nothing else.")
-    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
-    """Train the reference cases and compare them with their published numbers.
+    """Train the reference cases and compare them with published numbers.
 
-    Exit code 1 if a case falls short. Runs that a killed verification has finished are kept.
+    The exit code is 1 if a case falls short. A killed verification can be started again: runs that
+    have finished are reused.
 
     rlrun verify ppo-cartpole ppo-pendulum --seeds 5
     """

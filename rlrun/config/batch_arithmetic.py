@@ -1,4 +1,4 @@
-"""How a train batch is divided among env runners, exactly. Must not know: algorithms, runners."""
+"""How a train batch is divided among env runners exactly. Must not know: algorithms, runners."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,8 +10,8 @@ from rlrun.config.schema import EnvRunnersConfig
 def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[list[int]]:
     """Steps of each sub-environment, by round of sampling and runner; they add up exactly.
 
-    With "auto" there is one round, and the first runners take one step more where the batch does
-    not divide evenly. `fragment_problems` must have found nothing.
+    With "auto" there is one round, and the first runners take one step more if the batch does not
+    divide evenly. `fragment_problems` must have found nothing.
     """
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
@@ -25,7 +25,7 @@ def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[
 
 
 def _lower_bounds(size: int, settings: EnvRunnersConfig, each: int) -> list[list[int]]:
-    """The most rounds of whole episodes that a batch may take: as many as if none were longer."""
+    """The most rounds of whole episodes that a batch may take, if each episode fits a fragment."""
     runners = max(settings.num_env_runners, 1)
     num_rounds = -(-size // (each * settings.num_envs_per_env_runner * runners))
     return [[each] * runners] * num_rounds
@@ -54,7 +54,7 @@ def short_fragment_lengths(
 def stream_length(
     train_batch_size: int, settings: EnvRunnersConfig, most: int | None = None
 ) -> int:
-    """Lengths of fragments, in steps of each sub-environment, that add up to a batch exactly.
+    """The length of fragments, in steps of each sub-environment, that add up to a batch exactly.
 
     With "auto" a batch takes as many fragments as there are runners, or a few more where the batch
     does not divide evenly. `stream_problems` must have found nothing.
@@ -104,7 +104,7 @@ def fragment_problems(
 
 
 def _smaller_round(train_batch_size: int, settings: EnvRunnersConfig) -> str:
-    """A setting of runners that this train batch suits, as the end of a message; or nothing."""
+    """A setting of env runners that suits this train batch, as the end of a message; or ""."""
     envs, runners = settings.num_envs_per_env_runner, max(settings.num_env_runners, 1)
     ways: list[tuple[str, str | int]] = [("rollout_fragment_length", "auto")]
     for name, number in (("num_envs_per_env_runner", envs), ("num_env_runners", runners)):
@@ -117,7 +117,7 @@ def _smaller_round(train_batch_size: int, settings: EnvRunnersConfig) -> str:
 
 
 def _unit_and_least(settings: EnvRunnersConfig) -> tuple[int, int]:
-    """The env steps that a train batch must be a multiple of, and the fewest of a round."""
+    """The env steps of which a train batch must be a multiple, and the least of a round."""
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
     whole = envs * runners if length == "auto" else length * envs * runners

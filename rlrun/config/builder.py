@@ -33,7 +33,7 @@ class _NotProvided:
 
 
 NotProvided: Final = _NotProvided()
-"""Default of every argument: leaves the setting as it is. None is a value like any other."""
+"""Default of all arguments, which keeps the setting's value. None is a value like any other."""
 
 
 _CODE = (
@@ -41,7 +41,7 @@ _CODE = (
     *("env_wrappers", "env_to_module_connector", "module_to_env_connector", "learner_connectors"),
     *("agents", "policies_to_train", "scheduler"),
 )
-"""Settings that name code, and take a class or function itself, too."""
+"""Settings that name code, for which classes and functions may be passed as well."""
 
 
 class AlgorithmConfig(OldNames):
@@ -51,8 +51,8 @@ class AlgorithmConfig(OldNames):
     keep their values. A wrong key raises ConfigError at once, a wrong value in `experiment()`.
 
     Args:
-        config: settings as a plain dict: sections, or RLlib's flat keys, whose names are translated
-            and whose values are not.
+        config: settings as a plain dict: sections, or RLlib's flat keys, whose names (not values)
+            are translated.
         env: the environment, as for `environment`.
     """
 
@@ -77,7 +77,7 @@ class AlgorithmConfig(OldNames):
     def environment(
         self, env: Any = NotProvided, *, env_config: Any = NotProvided, **kwargs: Any
     ) -> Self:
-        """The environment: id, import path, class or function, and its keyword arguments."""
+        """The environment (id, import path, class or function) and its keyword arguments."""
         self._check_open()
         if env is not NotProvided:
             named = _named(env if isinstance(env, dict) else {"use": env})
@@ -94,8 +94,8 @@ class AlgorithmConfig(OldNames):
     def env_runners(self, **settings: Any) -> Self:
         """Section `env_runners`: how experience is collected.
 
-        Code (connectors, the collector, the class of the runners) may be classes or functions,
-        import paths or ``{"use": ..., key: value}``. So it is in all sections.
+        As in all sections, code (connectors, the collector, the class of the runners) may be given
+        as classes or functions, import paths or ``{"use": ..., key: value}``.
         """
         return self._set("env_runners", settings)
 
@@ -108,13 +108,13 @@ class AlgorithmConfig(OldNames):
         return self._set("model", settings)
 
     def policy(self, use: Any, **config: Any) -> Self:
-        """A custom `Policy`, class or import path, and its ``config``."""
+        """A custom `Policy`, as class or import path, and its ``config``."""
         self._check_open()
         self._values["policy"] = {"use": _named(use), **copy.deepcopy(config)}
         return self
 
     def initial_weights(self, source: Any) -> Self:
-        """The run whose weights this one begins with, or a dict, policy id -> run."""
+        """The run whose weights this run begins with, or a dict, policy id -> run."""
         self._check_open()
         if isinstance(source, Mapping):
             source = {policy_id: _path_text(own) for policy_id, own in source.items()}
@@ -167,7 +167,7 @@ class AlgorithmConfig(OldNames):
         return self._set("sweep", settings)
 
     def callbacks(self, *callbacks: Any) -> Self:
-        """Classes, import paths or ``{"use": ..., key: value}``; they replace earlier ones."""
+        """Callbacks: classes, import paths or ``{"use": ..., key: value}``; they replace others."""
         self._check_open()
         self._values["callbacks"] = copy.deepcopy([_named(c) for c in callbacks])
         return self
@@ -234,7 +234,7 @@ class AlgorithmConfig(OldNames):
         return resolve(from_plain(values, self._origin)).experiment
 
     def build(self, **kwargs: Any) -> Any:
-        """Build the algorithm, and freeze the builder (`copy()` gives a new one)."""
+        """Build the algorithm, and freeze the builder (`copy()` makes one that is not frozen)."""
         experiment = self.experiment()
         self._frozen = True
         return algorithm_class(self.algorithm)(experiment, **kwargs)
@@ -299,7 +299,7 @@ def experiment_of(algorithm: Any, given: Any, old: Mapping[str, Any]) -> Experim
     """The experiment that an algorithm's class is called with.
 
     Raises:
-        TypeError: it is called as RLlib's classes are, with a dict or with ``old`` arguments.
+        TypeError: it is called like RLlib's classes, with a dict or with ``old`` arguments.
     """
     experiment = given.experiment() if isinstance(given, AlgorithmConfig) else given
     if old or not isinstance(experiment, ExperimentConfig):
@@ -320,10 +320,10 @@ def given_experiment(
     Args:
         given: path of a file or name of a shipped one, a dict of the keys of a file, a builder, an
             experiment, or the result of `load`.
-        overrides: ``KEY=VALUE`` texts laid over a file or a dict.
+        overrides: ``KEY=VALUE`` texts, merged over a file or a dict.
 
     Raises:
-        ConfigError: the experiment is wrong. TypeError: an argument is none of these.
+        ConfigError: the experiment is invalid. TypeError: an argument has another type.
     """
     if isinstance(overrides, str):
         raise TypeError(f"overrides is a list of KEY=VALUE texts, such as [{overrides!r}]")
@@ -332,7 +332,7 @@ def given_experiment(
     elif isinstance(given, Mapping):
         given = load_tree(from_plain(dict(given), Origin("dict")), "", overrides)
     elif overrides:
-        raise TypeError("overrides are laid over a file or a dict, not over a finished experiment")
+        raise TypeError("overrides apply to a file or a dict, not to a finished experiment")
     if isinstance(given, Loaded):
         return given.experiment, given
     experiment = given.experiment() if isinstance(given, AlgorithmConfig) else given
@@ -349,7 +349,7 @@ def _provided(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """A class or function by its name; so in lists, and as the `use` of a mapping."""
+    """Replace classes and functions by their names, also in lists and as the `use` of a dict."""
     if callable(value):
         return code_name(value)
     if isinstance(value, list | tuple):

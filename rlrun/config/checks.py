@@ -1,6 +1,6 @@
-"""Relations between the fields of an experiment, looked at before anything starts.
+"""Checks of relations between the fields of an experiment, made before anything starts.
 
-Owns: the checks that hold for every algorithm; each shows its arithmetic and names a setting that
+Owns: the checks for all algorithms; each message shows its arithmetic and names a setting that
 works. The rules of one algorithm are in its class's `validate`. Must not know: the machine (CPUs
 and GPUs are counted when a run starts), environments, their agents and spaces.
 """
@@ -64,11 +64,11 @@ _COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_
 """Settings of `training` that a single policy cannot override."""
 
 _OF_CUSTOM_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
-"""Settings of `training` that hold for custom policies, too."""
+"""Settings of `training` that also apply to custom policies."""
 
 
 def check_sections(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """What contradicts something else, whatever the algorithm and its settings."""
+    """Contradictions between settings that do not depend on the algorithm."""
     yield from _check_env_runners(experiment)
     yield from _check_gpus(experiment)
     yield from _check_evaluation(experiment)
@@ -96,7 +96,7 @@ def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
-    """Problems of one result key, named at `path`."""
+    """Problems of a result key, which is named at `path`."""
     successor = retired.STOP_KEYS.get(key)
     group, slash, _ = key.partition("/")
     known = key in RESULT_KEYS or (slash and group in RESULT_GROUPS)
@@ -106,7 +106,7 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
         yield Finding(path, f"retired result key {key}; its successor is {successor}")
     elif not known and not may_add_keys:
         names = [*RESULT_KEYS, *(f"{name}/..." for name in RESULT_GROUPS)]
-        hint = suggestion(key, names) or f"; there is {', '.join(names)}"
+        hint = suggestion(key, names) or f"; choose from {', '.join(names)}"
         yield Finding(path, f"no result has the key {key}{hint}")
     elif group == "evaluation" and experiment.evaluation.interval is None:
         message = f"{key} never appears: evaluation.interval is null; evaluation.interval: 10 works"
@@ -138,8 +138,8 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     restarts = experiment.fault_tolerance.restart_failed_sub_environments
     if restarts is True and mode in ("vector_entry_point", "envpool"):
         message = (
-            f"with env_runners.gym_env_vectorize_mode: {mode} sub-environments are one object, of "
-            'which none can be rebuilt alone; leave this out, or take the mode "sync" or "async"'
+            f"with env_runners.gym_env_vectorize_mode: {mode} sub-environments are one object and "
+            'cannot be rebuilt one by one; leave this out, or take the mode "sync" or "async"'
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
@@ -168,26 +168,26 @@ def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.sample_async:
         message = ""
         if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
-            message = f"{experiment.algorithm} samples while it learns; leave it out"
+            message = f"{experiment.algorithm} always samples while it learns; leave it out"
         elif not settings.num_env_runners:
-            message = "the training process cannot do both; set env_runners.num_env_runners to 1"
+            message = "one process cannot do both at once; set env_runners.num_env_runners to 1"
         if message:
             yield Finding(("env_runners", "sample_async"), message)
 
 
 def _check_info_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Numbers of infos that are reported without being asked for."""
+    """Keys of infos that are reported in any case."""
     if "is_success" in experiment.report.info_keys:
         message = "is_success is always reported, as env_runners/success_rate; leave it out"
         yield Finding(("report", "info_keys"), message)
 
 
 def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Sub-environments that are Ray actors, and not waiting for all of them."""
+    """Settings of sub-environments that are Ray actors."""
     settings = experiment.env_runners
     wait, mode = settings.remote_env_batch_wait_ms, settings.gym_env_vectorize_mode
     if wait is not None and not settings.remote_worker_envs:
-        message = "only Ray actors are waited for; set env_runners.remote_worker_envs to true"
+        message = "it applies to Ray actors only; set env_runners.remote_worker_envs to true"
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if settings.remote_worker_envs and mode not in ("auto", "sync"):
         message = "with env_runners.remote_worker_envs each is a Ray actor; leave it out"
@@ -195,7 +195,7 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _check_gpus(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Env runners that act on GPUs are Ray actors."""
+    """GPUs for env runners, which must be Ray actors."""
     name, evaluation = "num_gpus_per_env_runner", experiment.evaluation
     settings = experiment.env_runners
     if settings.num_gpus_per_env_runner and not settings.num_env_runners:
@@ -234,14 +234,14 @@ _NOT_IN_EVALUATION = {
         "policies act as they were trained: it is the same in evaluation; leave it out",
     ),
 }
-"""Settings of `env_runners` that `evaluation.env_runners` cannot have, and why."""
+"""Settings of `env_runners` that `evaluation.env_runners` cannot have -> what to do instead."""
 
 
 def _check_evaluation(experiment: ExperimentConfig) -> Iterator[Finding]:
     evaluation, path = experiment.evaluation, ("evaluation", "env_runners")
     if evaluation.parallel_to_training and not evaluation.num_env_runners:
-        message = "the training process cannot do both; set evaluation.num_env_runners to 1 or more"
-        yield Finding(("evaluation", "parallel_to_training"), message)
+        message = "one process cannot train and evaluate at once; set evaluation.num_env_runners to"
+        yield Finding(("evaluation", "parallel_to_training"), f"{message} 1 or more")
     for name in evaluation.env_runners:
         if name in _NOT_IN_EVALUATION:
             yield Finding((*path, name), _NOT_IN_EVALUATION[name])
@@ -267,8 +267,8 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("learners", "num_learners"), message)
     gpus = learners.num_gpus_per_learner
     if gpus > 1:
-        message = f"a learner uses at most one GPU, not {gpus:g}; set it to 1 and num_learners to"
-        yield Finding(("learners", "num_gpus_per_learner"), f"{message} more")
+        message = f"a learner uses at most one GPU, not {gpus:g}; set it to 1, and raise"
+        yield Finding(("learners", "num_gpus_per_learner"), f"{message} num_learners instead")
 
 
 def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -316,11 +316,11 @@ def _check_custom_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
     """The custom policy of a single agent."""
     if experiment.policy is not None:
         if experiment.multi_agent.policies:
-            message = "of several agents each policy has its own; multi_agent.policies.<id>.use"
-            yield Finding(("policy",), f"{message} names it")
+            message = "with several policies each has its own; name it in multi_agent.policies.<id>"
+            yield Finding(("policy",), f"{message}.use")
             return
         if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
-            message = f"{experiment.algorithm} learns one network; PG, for example, takes a policy"
+            message = f"{experiment.algorithm} takes no custom policy; PG, for example, does"
             yield Finding(("policy",), message)
     yield from _check_beside_custom_policies(experiment)
 
@@ -335,7 +335,7 @@ def _custom_policies(experiment: ExperimentConfig) -> list[str]:
 
 
 def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings that nothing obeys if all policies are custom ones."""
+    """Settings without effect if all policies are custom ones."""
     uses = _custom_policies(experiment)
     if not uses:
         return
@@ -359,7 +359,7 @@ def _check_policy_ids(experiment: ExperimentConfig) -> Iterator[Finding]:
     multi_agent, policies = experiment.multi_agent, experiment.multi_agent.policies
     for policy_id in policies:
         if not policy_id or "/" in policy_id:
-            message = f"a policy id is not empty and has no slash, got {policy_id!r}"
+            message = f"a policy id must not be empty or contain a slash, got {policy_id!r}"
             yield Finding(("multi_agent", "policies", policy_id), message)
     named: dict[Path, Any] = {}
     if isinstance(multi_agent.policies_to_train, tuple):
@@ -400,16 +400,16 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
 
 
 def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings that are allowed and probably not meant."""
+    """Settings that are allowed but probably not intended."""
     if not experiment.stop:
-        message = "no criterion: the run goes on until it is interrupted; stop: {env_steps: 1e6}"
+        message = "no criterion: the run goes on until it is interrupted; add {env_steps: 1e6}"
         yield Finding(("stop",), message)
     batch = experiment.training.train_batch_size
     env_steps = experiment.stop.get("env_steps")
     if env_steps is not None and env_steps < batch:
         message = (
             f"{env_steps:,.0f} env steps are less than one iteration, training.train_batch_size = "
-            f"{batch:,}: the run ends after that one"
+            f"{batch:,}: the run ends after one iteration"
         )
         yield Finding(("stop", "env_steps"), message)
     iterations = most_iterations(experiment)
@@ -443,11 +443,11 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("replay", {"prioritized": False}, ("alpha", "beta", "epsilon")),
     ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
 )
-"""Section, switches with the values that switch off, and the settings that then have no effect."""
+"""Section, its switches with the values for off, and the settings without effect if all are off."""
 
 
 def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings that differ from their defaults, and nothing depends on them."""
+    """Settings that differ from their defaults but have no effect."""
     networks = [settings for _, settings in addressed_settings(experiment)]
     for name, switches, dependents in _SWITCHES:
         section: Section = getattr(experiment, name)
@@ -476,7 +476,7 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Hidden layers that are not there, where code encodes the observations."""
+    """Settings of hidden layers, which do not exist if `model.use` is an encoder."""
     use, algorithm = experiment.model.use, experiment.algorithm
     if use is None or algorithm not in ALGORITHMS or algorithm == "SAC":
         return

@@ -1,4 +1,4 @@
-"""The code that a config names: does it exist, and does it take the arguments that it is given?
+"""Checks of the code that a config names: whether it exists, and takes its arguments.
 
 Owns: import paths and arguments of policies, networks, connectors, callbacks and sinks, checked by
 signature: nothing is constructed. Must not know: environments (env_checks.py), nor what the code
@@ -43,7 +43,7 @@ _NOT_AS_WRAPPERS = {
     "HumanRendering": "`rlrun rollout RUN --render` shows the environment; leave it out",
     "vector": "it is a module",
 }
-"""Names of gymnasium.wrappers that do nothing good here, and what to do instead."""
+"""Names of gymnasium.wrappers that cannot be used here -> what to do instead."""
 
 _BASES = {
     "environment": (
@@ -60,14 +60,14 @@ _BASES = {
     "sink": (),
     "wrapper": ("gymnasium.core.Wrapper",),
 }
-"""Kind of code -> base classes; a class of rlrun is of this kind if it derives from one of them."""
+"""Kind of code -> base classes; classes of rlrun are of this kind if they derive from one."""
 
 _MADE_FROM_MODEL = ("rlrun.policies.torch_policy", "rlrun.policies.numpy_policy")
-"""Modules with policies whose constructors take a `ModelConfig`, and not a dict of settings."""
+"""Modules of policies whose constructors take a `ModelConfig` instead of a dict of settings."""
 
 
 def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Everything that is wrong with the code that an experiment names, but for its environment."""
+    """All problems of the code that an experiment names, except its environment."""
     settings = experiment.env_runners
     if settings.env_runner_cls is not None:
         _, findings = find_callable(
@@ -81,7 +81,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
         if (experiment.multi_agent.policies or alone) and _is_columnar(
             find_callable(path, collector, "collector")[0]
         ):
-            message = f"{collector} is for slots that act together, and here they come and go"
+            message = f"{collector} needs slots that all act together, which these do not"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_wrappers(experiment)
     yield from _check_model(experiment.model)
@@ -102,7 +102,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """The wrappers of environments, of those that evaluate, too."""
+    """The wrappers of environments, in training and in evaluation."""
     settings, own = experiment.env_runners, experiment.evaluation.env_runners
     yield from _check_wrappers_of(experiment, settings, ("env_runners", "env_wrappers"))
     if {"env_wrappers", "gym_env_vectorize_mode"}.intersection(own):
@@ -133,7 +133,7 @@ def _check_wrappers_of(
             near = suggestion(name, names)
             yield Finding((*path, i), f"{expected}, got {wrapper.use!r}{near}")
         elif experiment.multi_agent.policies and name in names:
-            message = f"gymnasium's {name} wraps environments with one agent, and here are several"
+            message = f"gymnasium's {name} wraps environments with one agent, but this has several"
             yield Finding((*path, i), message)
         else:
             spec = UseSpec(use=registry.wrapper_path(wrapper.use), kwargs=wrapper.kwargs)
@@ -162,7 +162,7 @@ def _check_sink(path: Path, sink: UseSpec) -> Iterator[Finding]:
 
 
 def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> Iterator[Finding]:
-    """A callback, none of whose ``on_*`` methods would never be called."""
+    """A callback, whose ``on_*`` methods must be ones that are called."""
     findings = list(_check_use(path, spec, "callback"))
     yield from findings
     base = import_object("rlrun.algorithms.callbacks:Callbacks")
@@ -181,14 +181,14 @@ def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> 
     name = "on_sub_environment_created"
     if getattr(found, name, known[name]) is not known[name]:
         for key in _no_sub_environments_here(experiment):
-            message = f"{spec.use}.{name} is not called with {key}: no sub-environment is an object"
+            message = f"{spec.use}.{name} is not called with {key}, which keeps sub-environments"
             yield Finding(
-                path, f"{message} of the env runner; let `env` be a function that makes it"
+                path, f"{message} out of the env runner; let `env` be a function that makes it"
             )
 
 
 def _is_called_like(own: Any, base: Any) -> bool:
-    """Whether a method can be called as the method that it overrides."""
+    """Whether a method can be called like the method that it overrides."""
     parameters = inspect.signature(base).parameters.values()
     by_position = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -217,7 +217,7 @@ def _no_sub_environments_here(experiment: ExperimentConfig) -> Iterator[str]:
 def _check_name(
     path: Path, use: str, names: tuple[str, ...], kind: str | None
 ) -> Iterator[Finding]:
-    """Something that is none of these names must be an import path."""
+    """Code that is given by one of these names, or by an import path."""
     if registry.is_import_path(use):
         yield from find_callable(path, use, kind)[1]
     else:
@@ -244,7 +244,7 @@ def _check_agents(path: Path, agents: dict[str, Any] | str | None) -> Iterator[F
 
 
 def _check_custom_policy(path: Path, use: str) -> Iterator[Finding]:
-    """A class derived from `Policy` that acts, and takes what each policy is made with."""
+    """A custom policy: a subclass of `Policy` that acts, and takes the arguments of policies."""
     found, findings = find_callable(path, use, "policy")
     yield from findings
     if findings:
@@ -263,7 +263,7 @@ def _check_custom_policy(path: Path, use: str) -> Iterator[Finding]:
 
 
 def _check_to_train(use: str, policy_ids: tuple[str, ...]) -> Iterator[Finding]:
-    """Text in place of the list of ids is code that takes a policy's id and a batch."""
+    """Code in place of a list of ids, which takes a policy's id and a batch."""
     path = ("multi_agent", "policies_to_train")
     if not registry.is_import_path(use):
         near = nearest(use, policy_ids)
@@ -282,7 +282,7 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
     found, _ = find_callable(("model",), model.use, "network")
     if memories and found is not None and _positional_of_model(found) > 1:
-        message = f"{model.use} is a whole RLModule, to which no memory is added; leave this out"
+        message = f"{model.use} is an RLModule, to which no memory can be added; leave this out"
         yield Finding(("model", memories[0]), message)
 
 
@@ -319,7 +319,7 @@ def _check_called(path: Path, use: str, arguments: tuple[str, ...]) -> Iterator[
 
 
 def _check_distributions(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Whether the distributions that models choose exist, and suit the algorithm."""
+    """Whether the distributions that models name exist, and suit the algorithm."""
     for prefix, settings in addressed_settings(experiment):
         choice = settings.model.distribution
         if choice is None:
@@ -348,10 +348,8 @@ def _check_distribution(
     elif not hasattr(kind, "has_logp_gradient"):
         yield Finding(path, f"{choice} is not a subclass of rlrun.Distribution")
     elif not kind.has_logp_gradient and algorithm.training_step.__module__.startswith("rlrun."):
-        message = (
-            f"log-probabilities of {choice} teach nothing: {experiment.algorithm} cannot learn"
-        )
-        yield Finding(path, message)
+        message = f"log-probabilities of {choice} have no gradient"
+        yield Finding(path, f"{message}, so {experiment.algorithm} cannot learn")
     elif getattr(settings.training, "kl_coeff", None) and not kind.has_kl:
         message = f"{choice} has no KL divergence; set this to 0"
         yield Finding((*address, "training", "kl_coeff"), message)
@@ -361,7 +359,7 @@ def _check_distribution(
 
 
 def _positional_of_model(found: Any) -> int:
-    """A module gets both spaces and the section; a mere encoder gets the observation space."""
+    """A module gets both spaces and the section; an encoder gets only the observation space."""
     module = import_object("rlrun.policies.rl_module:RLModule")
     return 3 if isinstance(found, type) and issubclass(found, module) else 1
 
@@ -376,13 +374,13 @@ def _unsuitable(found: Any, kind: str | None) -> str | None:
     module = getattr(found, "__module__", None) or type(found).__module__
     home = module.partition(".")[0]
     if home in sys.stdlib_module_names:
-        return "it is of Python's standard library"
+        return "it belongs to Python's standard library"
     made = "<locals>" in getattr(found, "__qualname__", "")  # by `rlrun.make_multi_agent`
     if home != "rlrun" or kind is None or made:
         return None
     ancestors = getattr(found, "__mro__", ())
     names = [f"{ancestor.__module__}.{ancestor.__qualname__}" for ancestor in ancestors]
-    return None if set(_BASES[kind]).intersection(names) else f"it is rlrun's, and no {kind}"
+    return None if set(_BASES[kind]).intersection(names) else f"it is part of rlrun, but no {kind}"
 
 
 def find_callable(path: Path, use: str, kind: str | None = None) -> tuple[Any, list[Finding]]:
@@ -396,7 +394,7 @@ def find_callable(path: Path, use: str, kind: str | None = None) -> tuple[Any, l
     except ImportPathError as error:
         return None, [Finding(path, str(error))]
     if not callable(found):
-        message = f"{use} cannot be called, it is of type {type(found).__name__}"
+        message = f"{use} is not callable: it is of type {type(found).__name__}"
         return None, [Finding(path, message)]
     if (reason := _unsuitable(found, kind)) is not None:
         return None, [Finding(path, f"{use} cannot be used here: {reason}")]
@@ -430,13 +428,13 @@ def check_arguments(
     given: tuple[str, ...] = (),
     further: tuple[str, ...] = (),
 ) -> Iterator[Finding]:
-    """Arguments in `kwargs` that `function` does not have, and others that are missing.
+    """Arguments in `kwargs` that `function` does not take, and arguments that are missing.
 
     Args:
         name: name of the function, for messages.
         positional: arguments that rlrun passes before them.
         given: names of arguments that rlrun passes where the function has them.
-        further: names of arguments that are taken before they come to the function.
+        further: names of arguments that are removed from `kwargs` before the call.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

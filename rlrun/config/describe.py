@@ -96,7 +96,7 @@ def _joined(words: list[str]) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value as in a file, with its kind where that is not obvious."""
+    """A value as in a file, with its kind if that is not obvious."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, str):

@@ -36,12 +36,12 @@ def dump_yaml(experiment: ExperimentConfig) -> str:
 
 
 def show_yaml(experiment: ExperimentConfig, origin: Callable[[Path], Origin]) -> str:
-    """Like `dump_yaml`, with the origin of every value in a comment behind it."""
+    """Like `dump_yaml`, with the origin of each value in a comment after it."""
     return _render(to_plain(experiment), lambda path: str(origin(path)))
 
 
 def written_yaml(tree: dict[str, Any], sources: Mapping[str, str]) -> str:
-    """The plain values of a file; one with another source than its key says so in a comment."""
+    """Plain values as a file, with a comment for each value whose source differs from its key."""
 
     def note(path: Path) -> str | None:
         source = sources.get(join(path))
@@ -86,12 +86,12 @@ def flow(value: Any) -> str:
 
 @cache
 def _name(key: str) -> str:
-    """A key; a process writes the same ones for each of its runs."""
+    """A key as text; cached, since each run of a process writes the same keys."""
     return flow(key)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that some reader of YAML, old or new, might not take for text."""
+    """Quotes text that a YAML 1.1 or 1.2 parser might not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write every value out: an alias is harder to read."""

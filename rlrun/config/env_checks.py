@@ -1,4 +1,4 @@
-"""The environment that a config names: does it exist, and does it take the arguments given?
+"""Checks of the environment that a config names: whether it exists, and takes its arguments.
 
 Owns: ids of gymnasium, PettingZoo and EnvPool, registered names, import paths, missing extras. The
 libraries are extras, imported only for their own environments. Must not know: how environments
@@ -19,7 +19,7 @@ from rlrun.config.schema import EnvSpec, ExperimentConfig
 
 _MAKE_ARGUMENTS = ("max_episode_steps", "render_mode", "disable_env_checker")
 ATARI_ID = re.compile(r"^ALE/|(NoFrameskip|Deterministic)-v[04]$")
-"""Games of Atari, whether ale_py is installed or not."""
+"""Ids of Atari games, whether ale_py is installed or not."""
 _EXTRAS = (  # prefix of the entry point, module that it needs, extra that brings it
     ("gymnasium.envs.box2d", "Box2D", "box2d"),
     ("gymnasium.envs.mujoco", "mujoco", "mujoco"),
@@ -55,7 +55,7 @@ _NOT_FOR_ENVPOOL = {
 
 
 def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Everything that is wrong with the environment of an experiment."""
+    """All problems of the environment of an experiment."""
     env, several = experiment.env, bool(experiment.multi_agent.policies)
     mode = experiment.env_runners.gym_env_vectorize_mode
     if mode != "envpool":
@@ -72,7 +72,9 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings = experiment.env_runners
     no_wait = settings.remote_env_batch_wait_ms is not None and not several
     if no_wait and settings.preprocessor_pref == "deepmind" and ATARI_ID.search(env.use):
-        message = "games of Atari, whose lost lives end no episode, step together; leave it out"
+        message = (
+            "Atari games step together, since a lost life does not end the episode; leave it out"
+        )
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if env.use.startswith("pettingzoo/") and not several:
         message = f"{env.use} has several agents: name their policies, as in {{policies: [shared]}}"
@@ -118,7 +120,7 @@ def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:
 
 
 def _check_creator(env: EnvSpec, creator: Any, *, any_name: bool) -> Iterator[Finding]:
-    """A creator takes keyword arguments, or the classical single `config` that holds them all."""
+    """A creator takes keyword arguments, or as in RLlib a single `config` that holds them all."""
     try:
         parameters = inspect.signature(creator).parameters
     except (TypeError, ValueError):
@@ -254,7 +256,7 @@ def check_envpool(env: EnvSpec) -> Iterator[Finding]:
         yield Finding(("env",), f"EnvPool cannot make {env.use} with these arguments: {reason}")
         return
     if num_agents > 1:
-        message = f"{env.use} has {num_agents} players; only EnvPool's environments for one work"
+        message = f"{env.use} has {num_agents} players; only environments with one are supported"
         yield Finding(("env", "use"), message)
 
 
@@ -267,7 +269,7 @@ def _check_envpool_arguments(env: EnvSpec, defaults: dict[str, Any]) -> Iterator
         elif key not in names:
             yield Finding(path, registry.no_such_argument(env.use, key, names))
         elif key in defaults and not _is_like(value, defaults[key]):
-            expected = f"a value of the kind of {defaults[key]!r}, which is the default"
+            expected = f"a value of the same type as the default {defaults[key]!r}"
             yield Finding(path, f"expected {expected}, got {value!r}")
 
 

@@ -17,9 +17,9 @@ Seeds = int | Sequence[int]
 
 
 def group_overrides(overrides: Sequence[str], seeds: Seeds | None = None) -> list[str] | None:
-    """Overrides for a group: each first value, and the whole as the section `sweep`.
+    """Overrides for a group: the first value of each setting, and all values as a section `sweep`.
 
-    The section replaces the file's; overrides of ``sweep`` are laid over it.
+    The section replaces the file's; overrides of ``sweep`` are merged over it.
 
     Returns:
         None if there are neither seeds nor an override with several values.

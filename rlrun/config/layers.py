@@ -1,13 +1,13 @@
-"""Base files, the file and the command line, laid over each other into one tree.
+"""Base files, the file and the command line, merged into one tree.
 
 Owns: reading files, `base:`, KEY=VALUE, addresses, and the rules of merging. Must not know: which
 keys there are, except `base`, `stop`, `sweep.space`, `agents` of two sections, and the forms of
 code and schedules.
 
-Merging: mappings merge key by key, everything else is replaced. A mapping with another ``use``
-replaces the whole, since its keys belong to other code. So do a schedule of another ``kind``, and
-the distribution of a setting in `sweep.space`, and code over a table of agents. ``null`` removes a
-stop criterion.
+Mappings merge key by key; all other values are replaced. A mapping with another ``use`` replaces
+the whole mapping, since its keys are arguments of other code. So does a schedule of another
+``kind``, the distribution of a setting in `sweep.space`, and code in place of a table of agents.
+``null`` removes a stop criterion.
 """
 
 import os
@@ -20,7 +20,7 @@ from rlrun.config.yaml_tree import MOST_LEVELS, Node, as_key, parse_yaml
 
 
 def read_file(path: FilePath, open_files: tuple[FilePath, ...] = ()) -> Node:
-    """The tree of a file, laid over its `base`. Raises ConfigError if either cannot be read."""
+    """The tree of a file, merged over its `base`. Raises ConfigError if either cannot be read."""
     tree = parse_yaml(_read_text(path), str(path))
     if tree.value is None:
         raise ConfigError([Problem(Origin(str(path), 1, 1), "", "the file is empty")])
@@ -54,12 +54,12 @@ def _read_base(path: FilePath, base: Node, open_files: tuple[FilePath, ...]) -> 
         raise ConfigError([Problem(base.origin, "base", f"there is no file {base_path}")])
     if base_path.resolve() in open_files:
         chain = " -> ".join(file.name for file in (*open_files, base_path.resolve()))
-        raise ConfigError([Problem(base.origin, "base", f"the files build on each other: {chain}")])
+        raise ConfigError([Problem(base.origin, "base", f"the files form a cycle: {chain}")])
     return read_file(base_path, open_files)
 
 
 def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
-    """`above` laid over `below`, both at this address; values keep their origins."""
+    """`above` merged over `below`, both at this address; values keep their origins."""
     if isinstance(below.value, str) and isinstance(above.value, dict) and "use" not in above.value:
         # Only ever valid for {use: ...} sections: `env: CartPole-v1` below, `env.key=value` above.
         below = Node({"use": below}, below.origin)
@@ -81,35 +81,35 @@ def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
 
 
 _FORMS = {"use": {"use"}, "kind": {"kind", "start"}}
-"""The key that says what code or schedule a mapping is, and the keys that show that it is one."""
+"""Key that identifies the code or schedule of a mapping -> keys that every such mapping has."""
 
 
 def _differ(below: Node, above: Node, name: str, form: set[str]) -> bool:
-    """Whether both are code, or both schedules, and not the same."""
+    """Whether both mappings are code, or both schedules, of different names."""
     return all(form <= side.value.keys() for side in (below, above)) and (
         below.value[name].plain() != above.value[name].plain()
     )
 
 
 def _over_table(below: Node, above: Node, at: tuple[str, ...]) -> bool:
-    """Whether code stands in place of a table of agents."""
+    """Whether code replaces a table of agents."""
     return at in AGENTS and "use" in above.value and "use" not in below.value
 
 
 def _is_distribution(node: Node) -> bool:
-    """Whether a mapping below `sweep.space` is not a section: sections hold mappings."""
+    """Whether a mapping below `sweep.space` is a distribution: sections hold mappings instead."""
     return bool(node.value) and all(isinstance(item.value, list) for item in node.value.values())
 
 
 AGENTS = (("multi_agent", "agents"), ("evaluation", "agents"))
-"""Where a table of agents stands, or code in its place."""
+"""Addresses of tables of agents, or of code in their place."""
 _SPACE = ("sweep", "space")
 
 
 def _by_section(space: Node) -> Node:
     """`sweep.space` with ``training.lr`` as nested keys, so that equal addresses meet.
 
-    A space that has an address twice stays as it is, and is an error later.
+    A space with an address twice is returned unchanged, and reported later.
     """
     settings = list(_settings(space, ()))
     if len({path for path, _ in settings}) < len(settings):
@@ -138,7 +138,7 @@ def without_dropped_stops(tree: Node) -> Node:
 
 
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
-    """The tree with each ``KEY=VALUE`` laid over it in turn, and the problems of these."""
+    """The tree with each ``KEY=VALUE`` merged over it in turn, and their problems."""
     problems: list[Problem] = []
     for override in overrides:
         address, equals, text = override.partition("=")
@@ -162,7 +162,7 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
 
 
 def override_of(key: str, overrides: Sequence[str]) -> str | None:
-    """The text of the last ``KEY=VALUE`` of this key."""
+    """The value, as text, of the last ``KEY=VALUE`` of this key; None without one."""
     texts = [text for text in overrides if text.partition("=")[0].strip() == key]
     return texts[-1].partition("=")[2].strip() if texts else None
 
@@ -178,7 +178,7 @@ def split_address(address: str) -> list[str]:
 def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()) -> Node:
     """The tree at an address with `value` merged in at `path`; list items have numbers as keys.
 
-    Raises LookupError for a position that a list does not have, and for a path of too many keys.
+    Raises LookupError for a position that a list does not have, and for too many keys.
     """
     if len(path) > MOST_LEVELS:
         raise LookupError(f"more than {MOST_LEVELS} keys")

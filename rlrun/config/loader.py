@@ -1,7 +1,7 @@
 """Loads a file and a command line as a checked experiment.
 
-Owns: the order of the steps (read, lay over, validate, check) and collecting the problems of all of
-them. Must not know: how a step works; see layers.py, validate.py and the checks beside them.
+Owns: the order of the steps (read, merge, validate, check), and collecting the problems of all of
+them. Must not know: how a step works; see layers.py, validate.py and the modules of checks.
 """
 
 import json
@@ -51,7 +51,7 @@ class Loaded:
         return node.origin
 
     def placed(self, error: ConfigError) -> ConfigError:
-        """An error that was found by building, with each problem at the place of its key."""
+        """An error found while building the experiment, with each problem at its key's place."""
         return ConfigError(map(self._placed, error.problems))
 
     def _placed(self, problem: Problem) -> Problem:
@@ -103,8 +103,8 @@ def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = (
     """
     tree, stem = layers.read_file(FilePath(path)), FilePath(path).stem
     if not (is_rllib(tree) or is_zoo(tree)):
-        message = "no file of RLlib, which has the form {name: {env: ..., run: ..., config: ...}}"
-        message += ", nor of rl-baselines3-zoo: {env: {n_timesteps: ..., ...}}"
+        message = "expected a file of RLlib, {name: {env: ..., run: ..., config: ...}}, or of "
+        message += "rl-baselines3-zoo, {env: {n_timesteps: ..., ...}}"
         raise ConfigError([Problem(tree.origin, "", message)])
     chosen = layers.override_of("name", overrides)
     found: list[Loaded] = []
@@ -126,7 +126,7 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
     else:
         algorithm = layers.override_of("algorithm", overrides) or stem.upper()
         translation = translate_zoo(tree, algorithm, name)
-    # The choice of an entry is not a name of a run, which ALE/Pong-v5 could not be.
+    # An override that chooses an entry, such as ALE/Pong-v5, does not name the run.
     rest = [text for text in overrides if text != f"name={translation.name}"]
     loaded = load_tree(translation.tree, translation.name, rest)
     keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)
@@ -137,14 +137,14 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
 
 
 def _load_run(tree: Node, file: FilePath, overrides: Sequence[str]) -> Loaded:
-    """The experiment in a run folder; where code is missing the error says where the run began."""
+    """The experiment in a run folder; errors of missing code say where the run was started."""
     try:
         return load_tree(tree, file.stem, overrides)
     except ConfigError as error:
         began = _began_in(file)
         if began is None or os.path.realpath(began) == os.getcwd():
             raise
-        hint = f" in {os.getcwd()}, nor installed: the run began in {began}, start it there"
+        hint = f" in {os.getcwd()}, nor installed: the run was started in {began}; start it there"
         raise ConfigError(
             replace(problem, message=problem.message + hint)
             if problem.message.startswith(NO_MODULE)
@@ -162,10 +162,10 @@ def _began_in(file: FilePath) -> str | None:
 
 
 def load_tree(tree: Node, stem: str, overrides: Sequence[str]) -> Loaded:
-    """The checked experiment of a tree with overrides, named `stem` unless it says otherwise."""
+    """The checked experiment of a tree with overrides; its name is `stem` unless it has one."""
     before = _env_of(tree)
     tree, problems = layers.apply_overrides(tree, overrides)
-    if before != _env_of(tree):  # the file's name says what it trains on
+    if before != _env_of(tree):  # the file's name is likely to contain its environment
         stem = ""
     return resolve(_named(layers.without_dropped_stops(tree), stem), problems)
 
@@ -210,7 +210,7 @@ def _located(tree: Node, findings: Iterable[Finding]) -> list[Problem]:
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:
-    """File by file from top to bottom, the command line last."""
+    """Sorted by file, line and column, with the command line last."""
     sources = list(dict.fromkeys(problem.origin.source for problem in problems))
     return sorted(
         problems,
@@ -224,10 +224,7 @@ def _in_order(problems: list[Problem]) -> list[Problem]:
 
 
 def _named(tree: Node, stem: str) -> Node:
-    """Name a run without a name after its file, or after its algorithm and environment.
-
-    Also where overrides have changed the environment of the file.
-    """
+    """Name a run without a name after `stem`, or if that is empty by algorithm and environment."""
     name = tree.child("name")
     if name is not None and name.value is not None:
         return tree

@@ -1,7 +1,7 @@
-"""Sizes that no memory holds: the least bytes that settings take, against this machine's memory.
+"""Settings that need more memory than this machine has, by a lower bound of their bytes.
 
-Owns: how much memory there is, and what networks, train batches and buffers take at least. Must not
-know: environments; what their observations add is found when a run starts (`check_fits`).
+Owns: the memory of the machine, and the least bytes of networks, train batches and buffers. Must
+not know: environments; the size of their observations is checked when a run starts (`check_fits`).
 """
 
 import os
@@ -22,7 +22,7 @@ _WEIGHT_BYTES = 16  # the weight, its gradient and Adam's two moments in single 
 
 
 def check_memory(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Sizes that take more than this machine's memory in every environment."""
+    """Settings that need more than this machine's memory in any environment."""
     for prefix, settings in addressed_settings(experiment):
         num_atoms = getattr(settings.training, "num_atoms", 1)
         for key, num_weights in _least_weights(settings.model, num_atoms):
@@ -48,7 +48,7 @@ def check_memory(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def check_fits(key: str, num_bytes: int, what: str) -> None:
-    """Raise ConfigError if `what`, which the setting `key` asks for, is more than the memory."""
+    """Raise ConfigError if `what`, which the setting `key` needs, exceeds the memory."""
     for finding in _too_much((key,), num_bytes, what):
         raise ConfigError([Problem(Origin("this machine"), key, finding.message)])
 
@@ -56,11 +56,11 @@ def check_fits(key: str, num_bytes: int, what: str) -> None:
 def _too_much(path: Path, num_bytes: int, what: str) -> Iterator[Finding]:
     if num_bytes > (there := memory_bytes()):
         needed = f"{what} take at least {num_bytes / 1e9:,.1f} GB"
-        yield Finding(path, f"{needed}, and this machine has {there / 1e9:,.1f} GB of memory")
+        yield Finding(path, f"{needed}, but this machine has {there / 1e9:,.1f} GB of memory")
 
 
 def memory_bytes() -> int:
-    """The memory of this machine, or of the container."""
+    """The memory of this machine, or the limit of its container if that is lower."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = FilePath("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -70,7 +70,7 @@ def memory_bytes() -> int:
 
 
 def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, int]]:
-    """The weights that follow from each setting of a default network."""
+    """The least number of weights that each setting of a default network implies."""
     if model.use is not None:
         return
     widths = (1, *model.hidden)

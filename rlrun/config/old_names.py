@@ -1,4 +1,4 @@
-"""Names of RLlib's classes that an object has no more, answered with what to write now.
+"""Attributes of RLlib's classes that do not exist here, with errors that name the replacement.
 
 Owns: the errors. Must not know: what the classes do.
 """

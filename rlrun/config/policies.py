@@ -1,8 +1,8 @@
-"""The settings of each policy, and of evaluation: their own ones laid over the common ones.
+"""The settings of each policy and of evaluation: the common settings with their own overrides.
 
-Owns: how sections `model`, `training`, `exploration` and `multi_agent` give the settings of a
-policy, and `env`, `env_runners` and `evaluation` those of evaluation. Must not know: environments,
-nor the policies of agents.
+Owns: how the sections `model`, `training`, `exploration` and `multi_agent` determine the settings
+of a policy, and `env`, `env_runners` and `evaluation` those of evaluation. Must not know:
+environments, nor the policies of agents.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ class PolicySettings:
     like: str | None = None
     """The policy that it was copied from, if it was added during the run."""
     spaces_of: str | None = None
-    """Agent whose spaces it has, where that does not follow from `multi_agent.agents`."""
+    """Agent whose spaces it has, if they do not follow from `multi_agent.agents`."""
 
 
 def evaluation_env(experiment: ExperimentConfig) -> EnvSpec:
-    """The environment of evaluation; another one has arguments of its own alone."""
+    """The environment of evaluation; one of another name does not inherit arguments."""
     own = dict(experiment.evaluation.env)
     use = own.pop("use", experiment.env.use)
     common = experiment.env.kwargs if use == experiment.env.use else {}
@@ -93,7 +93,7 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
 
 
 def num_networks(experiment: ExperimentConfig) -> int:
-    """Policies that are networks and learn: each has learners of its own."""
+    """Number of policies that are networks and learn; each has its own learners."""
     policies = policy_settings(experiment, "").values()
     return sum(policy.use is None and policy.train for policy in policies)
 
@@ -101,7 +101,7 @@ def num_networks(experiment: ExperimentConfig) -> int:
 def settings_of(
     policy: PolicyConfig, experiment: ExperimentConfig, *, train: bool
 ) -> PolicySettings:
-    """One policy's settings, its own laid over the experiment's."""
+    """One policy's settings: the experiment's with its own overrides."""
     return PolicySettings(
         model=_laid_over(experiment.model, policy.model),
         training=_laid_over(experiment.training, policy.training),
@@ -114,10 +114,10 @@ def settings_of(
 
 
 def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, PolicySettings]]:
-    """All different settings of networks, each with the prefix of the addresses of its keys.
+    """All different settings of networks, each with the prefix of its addresses.
 
-    First the experiment's, with ""; then the settings of policies that override some of them, with
-    ``multi_agent.policies.<id>.``, except wrong ones, which are reported elsewhere.
+    First the experiment's, with ""; then those of policies that override some of them, with
+    ``multi_agent.policies.<id>.``. Invalid ones are left out; they are reported elsewhere.
     """
     yield "", settings_of(PolicyConfig(), experiment, train=True)
     for policy_id, policy in experiment.multi_agent.policies.items():
@@ -128,10 +128,10 @@ def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, Poli
 
 
 def _laid_over(common: S, own: Mapping[str, Any]) -> S:
-    """The common section with its own values for some keys.
+    """The common section with a policy's own values for some keys.
 
     Raises:
-        pydantic.ValidationError: if one of these is wrong.
+        pydantic.ValidationError: one of these is invalid.
     """
     if not own:
         return common

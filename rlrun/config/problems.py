@@ -1,6 +1,6 @@
 """Errors of the user: problems of a config with their origins, and tracebacks of the user's code.
 
-Owns: the form of one error line. Must not know: how problems are found, what becomes of the text.
+Owns: the format of an error line. Must not know: how problems are found, nor how they are printed.
 """
 
 import sys
@@ -33,7 +33,7 @@ COMMAND_LINE = Origin("<command line>")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with the value at an address, wherever that was written."""
+    """A problem of the value at an address; its origin is not known yet."""
 
     path: Path
     message: str
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; renders as ``file:line:col: key: message``."""
+    """A problem with its origin; renders as ``file:line:col: key: message``."""
 
     origin: Origin
     key: str
@@ -53,7 +53,7 @@ class Problem:
 
 
 class InputError(Exception):
-    """Something that a user named cannot be used; the message is all that a user needs."""
+    """Something that the user named cannot be used; printed as its message, without a traceback."""
 
     exit_code = 2
 
@@ -76,7 +76,7 @@ class ConfigError(ValueError):
 
 
 def misfit(key: str, message: str) -> ConfigError:
-    """The error of a setting that does not fit the environment, as building them shows."""
+    """The error of a setting that does not fit the environment, found when building them."""
     return ConfigError([Problem(Origin("this environment"), key, message)])
 
 
@@ -98,11 +98,11 @@ _NOT_THE_USERS = {
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of an error and of those behind it, from the user's code on.
+    """The traceback of an error and its causes, from the first frame of the user's code on.
 
-    Frames of rlrun and of what calls or is called by it are left out. If no frames of the user's
-    are left, the failure lies there, and all are kept. Of an error from another process it is what
-    `keep_traceback` has kept.
+    Frames of rlrun, its callers and its libraries are left out; if no frames of the user's remain,
+    all are kept, since the failure is in rlrun or a library. For an error from another process, it
+    is the text that `keep_traceback` has stored.
     """
     if _KEPT in vars(error):
         return str(vars(error)[_KEPT])
@@ -123,9 +123,9 @@ def user_traceback(error: BaseException) -> str:
 
 
 def keep_traceback(error: BaseException) -> None:
-    """Have an error take its traceback along as text, also as a note, to another process.
+    """Store an error's traceback in it as text, and as a note, before it is sent to a process.
 
-    An error with an ``exit_code`` says in its message all that there is to say.
+    Errors with an ``exit_code`` need none: their messages are complete.
     """
     if not hasattr(error, "exit_code") and _KEPT not in vars(error):
         vars(error)[_KEPT] = user_traceback(error)
@@ -138,7 +138,7 @@ _KEPT = "kept_traceback"
 def _chain(
     shown: TracebackException, error: BaseException
 ) -> Iterator[tuple[TracebackException, BaseException]]:
-    """An error and those that caused it, were handled when it was raised, or that it groups."""
+    """An error, its causes and contexts, and the errors that it groups."""
     left: list[tuple[TracebackException | None, BaseException | None]] = [(shown, error)]
     while left:
         part, each = left.pop()

@@ -1,4 +1,4 @@
-"""Names that a config may use for code, and the way from a name to the object.
+"""Names that a config may use for code, and how they are resolved to objects.
 
 Owns: the tables of registered names, where the shipped experiment files are, import paths
 ("package.module:attribute"), and the nearest name to a misspelt one. Must not know: any room of
@@ -37,14 +37,14 @@ _OTHER_NAMES = {
     "RecurrentPPO": "PPO with model.use_lstm: true",
     "MaskablePPO": "PPO, which finds action masks by itself",
 }
-"""Algorithms of other libraries, and what they are here."""
+"""Algorithms of other libraries -> how to configure them here."""
 
 ENVS: dict[str, Callable[..., Any]] = {}
 """Name -> callable that makes the environment; filled by `rlrun.register_env`."""
 
 GIVEN: dict[str, Any] = {}
-"""``__main__:NAME`` -> a class or function that Python code gave in place of an import path, and
-that has none which other processes could import; they are sent it."""
+"""``__main__:NAME`` -> a class or function that was passed in Python and has no import path; other
+processes receive the object itself."""
 
 SHIPPED_ENVS: dict[str, str] = {
     "PlayCards": "rlrun.envs.examples:PlayCards",
@@ -57,7 +57,7 @@ SHIPPED_ENVS: dict[str, str] = {
     "SlowCartPole": "rlrun.envs.multi_agent_examples:SlowCartPole",
     "TakeTurns": "rlrun.envs.multi_agent_examples:TakeTurns",
 }
-"""Environments that come with rlrun, by name; `ENVS` goes first."""
+"""Environments that come with rlrun, by name; `ENVS` takes precedence."""
 
 MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 """Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
@@ -78,7 +78,7 @@ DISTRIBUTIONS: dict[str, str] = {
 
 DEFAULT_COLLECTOR = "ColumnarCollector"
 LOG_COLLECTOR = "rlrun.sampling.log_collector:LogCollector"
-"""The default where slots come and go."""
+"""The default for slots that join and leave."""
 
 BUILT_IN_SINKS = ("console", "jsonl")
 """The sinks that need neither a package nor arguments."""
@@ -97,7 +97,7 @@ _IMPORT_PATH = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*
 
 
 class ImportPathError(ValueError):
-    """An import path leads nowhere; the message names the missing part and the nearest name."""
+    """An import path cannot be resolved; the message names the missing part and a similar name."""
 
     exit_code = 2
 
@@ -145,10 +145,10 @@ def is_import_path(name: str) -> bool:
 
 
 def import_object(path: str) -> Any:
-    """The object at "package.module:attribute"; the working directory is importable too.
+    """The object at "package.module:attribute"; modules may be in the working directory.
 
-    Raises ImportPathError where the path is malformed, a module is missing or raises while it is
-    imported, or the attribute is missing.
+    Raises ImportPathError if the path is malformed, a module is missing or raises during its
+    import, or the attribute is missing.
     """
     if path in GIVEN:
         return GIVEN[path]
@@ -164,7 +164,7 @@ def import_object(path: str) -> Any:
             found = getattr(found, attribute)
         except AttributeError:
             if module_name == "__main__":
-                message = "stands for code of the Python program that gave it, which this is not"
+                message = "is code of another Python program, which cannot be imported"
                 raise ImportPathError(f"{path} {message}: put it at the top of a module") from None
             hint = suggestion(attribute, [name for name in dir(found) if not name.startswith("_")])
             raise ImportPathError(f"{module_name} has no {attribute!r}{hint}") from None
@@ -172,7 +172,7 @@ def import_object(path: str) -> Any:
 
 
 def import_module(name: str) -> Any:
-    """Import a module; raises ImportPathError where it is missing or fails."""
+    """Import a module; raises ImportPathError if it is missing or fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -186,7 +186,7 @@ def import_module(name: str) -> Any:
 
 
 def import_path_of(found: Any) -> str | None:
-    """The import path that leads to a class or function, or None where none does."""
+    """The import path of a class or function; None if it has none."""
     module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
     if not module or not name or not is_import_path(f"{module}:{name}"):
         return None
@@ -199,7 +199,7 @@ def import_path_of(found: Any) -> str | None:
 def code_name(code: Callable[..., Any]) -> str:
     """The name of a class or function in a config: its import path.
 
-    Code of the main program, lambdas and what is defined inside of functions are `GIVEN` a name.
+    Code of the main program, lambdas and local functions are registered in `GIVEN`.
     """
     path = import_path_of(code)
     if path is not None and not path.startswith("__main__:"):
@@ -211,9 +211,9 @@ def code_name(code: Callable[..., Any]) -> str:
 
 
 def takes_a_config(use: str, creator: Any) -> bool:
-    """Whether the only argument of what makes an environment is its config, whatever its name.
+    """Whether the single argument of an environment's creator is its config, of any name.
 
-    So it is of code that was registered, or given as a function.
+    That is the case for registered creators, and for functions passed in Python.
     """
     return ":" not in use or (use in GIVEN and not isinstance(creator, type))
 
@@ -241,7 +241,7 @@ def is_installed(module: str) -> bool:
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar of `names`, upper and lower case alike; None if none is similar."""
+    """The most similar of `names`, ignoring case; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None
@@ -254,15 +254,15 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def no_such(kind: str, name: str, names: Iterable[str]) -> str:
-    """``there is no KIND 'NAME', there is A, B - did you mean A?``"""
+    """``there is no KIND 'NAME'; choose from A, B - did you mean A?``"""
     known = list(names)
-    return f"there is no {kind} {name!r}, there is {', '.join(known)}{suggestion(name, known)}"
+    return f"there is no {kind} {name!r}; choose from {', '.join(known)}{suggestion(name, known)}"
 
 
 def no_such_argument(function: str, name: str, names: Sequence[str]) -> str:
-    """``FUNCTION takes no such argument, it takes A, B - did you mean A?``"""
+    """``FUNCTION takes no such argument; it takes A, B - did you mean A?``"""
     takes = ", ".join(names) or "no arguments"
-    return f"{function} takes no such argument, it takes {takes}{suggestion(name, names)}"
+    return f"{function} takes no such argument; it takes {takes}{suggestion(name, names)}"
 
 
 def install_hint(extra: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlrun.config import rllib_tables as tables
 from rlrun.config.problems import Origin
+from rlrun.config.registry import no_such
 from rlrun.config.schema import MEMORY_SWITCHES
 from rlrun.config.translation import OldSettings
 from rlrun.config.yaml_tree import Node, from_plain
@@ -238,7 +239,7 @@ def _exploration(old: RLlibSettings) -> None:
         if name in _NOISES:
             _NOISES[name](old, kind, name)
     elif kind is not None:
-        message = f"there is {', '.join(tables.EXPLORATIONS)}, and no {name}"
+        message = no_such("exploration", str(name), tables.EXPLORATIONS)
         old.refuse(kind, f"config.{_EXPLORES}type", message)
     for key in _EPSILON_KEYS:
         if not old.is_given(f"{_EXPLORES}{key}"):

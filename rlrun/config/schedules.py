@@ -1,4 +1,4 @@
-"""Numbers that change during a run: their forms in a file, their bounds, their value at a step.
+"""Numbers that change during a run: their forms in a file, their bounds and their values.
 
     3e-4                                   a constant
     [[0, 1.0], [10_000, 0.05]]             points [env_steps, value], linear between them
@@ -7,7 +7,7 @@
     {kind: exponential, start: 1e-3, end: 1e-5, env_steps: 1e6}
                                            start (end / start)^t
 
-t is the part of `env_steps` that is over. After its last point or step a schedule is constant.
+t is the fraction of `env_steps` that is over. After its last point or step a schedule is constant.
 """
 
 import sys
@@ -74,9 +74,9 @@ def _decayed(decay: Decay, part: float) -> float:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of all values of a schedule; turns the forms of a file into the schedule.
+    """Bounds of all values of a schedule; pydantic's validator for schedules.
 
-    With several annotations the last one counts, so that a section can narrow `Schedule`.
+    Of several annotations the last one counts, so that a section can narrow `Schedule`.
     """
 
     ge: float = -sys.float_info.max
@@ -91,7 +91,7 @@ class Bounds:
         return f"a number or schedule{describe_bounds([self])}"
 
     def schedule(self, value: Any) -> float | Points | Decay:
-        """The schedule that a value of a file means; errors name the item that is wrong."""
+        """Parse a schedule from a value of a file; errors name the item that is wrong."""
         if isinstance(value, Mapping):
             return self._decay(value)
         if isinstance(value, Sequence) and not isinstance(value, str):

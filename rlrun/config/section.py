@@ -42,7 +42,7 @@ class Section(BaseModel):
 
 
 def _adapted(value: Any, annotation: Any) -> Any:
-    """A value of a file as this type takes it: ``1e6`` as a whole number, a list as a tuple."""
+    """A value of a file, converted for this type: ``1e6`` to a whole number, a list to a tuple."""
     is_union = get_origin(annotation) in (Union, types.UnionType)
     members = get_args(annotation) if is_union else (annotation,)
     kinds = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members]
@@ -63,7 +63,7 @@ def _as_one_of_many(value: Any) -> Any:
 
 
 MOST = 10**9
-"""The greatest number that settings take, where their meaning sets no tighter bound."""
+"""The greatest number that settings take, unless their meaning sets a tighter bound."""
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 """A whole number of at least 1."""

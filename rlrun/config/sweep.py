@@ -147,7 +147,7 @@ def _problem(node: Any) -> str | None:
     if not isinstance(node, dict) or not node:
         return f"expected a distribution, {example}, got {describe_value(node)}"
     if len(node) > 1:
-        return f"one distribution for each setting, got {' and '.join(node)}"
+        return f"expected one distribution for a setting, got {' and '.join(node)}"
     (kind,) = node
     if kind not in KINDS:
         return no_such("distribution", kind, KINDS)
@@ -186,7 +186,7 @@ def _wrong_steps(low: float, high: float, step: float) -> str | None:
         return f"the step must be above 0, got {step!r}"
     for bound in (low, high):
         if abs(bound / step - round(bound / step)) > 1e-7:
-            return f"both bounds must be multiples of the step {step!r}, {bound!r} is none"
+            return f"both bounds must be multiples of the step {step!r}, but {bound!r} is not"
     return None
 
 
@@ -220,7 +220,7 @@ def _unused(sweep: SweepConfig) -> Iterator[Finding]:
     used = {"space"} | (_OF_SEEDS if is_sweep(sweep) else set())
     for key in sorted(sweep.model_fields_set - used):
         if getattr(sweep, key) != SweepConfig.model_fields[key].get_default():
-            message = "nothing is varied: sweep.space is empty; space: {training.lr: {grid: [...]}}"
+            message = "sweep.space is empty; set, for example, space: {training.lr: {grid: [...]}}"
             yield Finding(("sweep", key), message)
             return
 
@@ -276,12 +276,12 @@ def _check_search(sweep: SweepConfig, varied: list[Dimension]) -> Iterator[Findi
     grids = [dimension for dimension in varied if dimension.kind == "grid"]
     drawn = [dimension for dimension in varied if dimension.kind != "grid"]
     if drawn and sweep.trials is None:
-        message = "missing; it is the number of points to draw: trials: 16"
+        message = "missing; set the number of points to draw: trials: 16"
         yield Finding(("sweep", "trials"), message)
     changes = sweep.scheduler is not None and sweep.scheduler.use == "pbt"
     if grids and not drawn and not changes and sweep.trials is not None and sweep.trials > 1:
-        message = f"nothing is drawn, so that trials: {sweep.trials} would repeat equal runs; seeds"
-        yield Finding(("sweep", "trials"), f"{message}: {sweep.trials} takes other seeds")
+        message = f"nothing is drawn, so trials: {sweep.trials} would repeat equal runs; use seeds"
+        yield Finding(("sweep", "trials"), f"{message}: {sweep.trials} for different seeds")
     if sweep.search == "grid" and drawn:
         message = f"search: grid takes grids only, not {drawn[0].kind}"
         yield Finding(drawn[0].place, f"{message}; search: random takes both")
@@ -335,8 +335,8 @@ def _check_brackets(sweep: SweepConfig) -> Iterator[Finding]:
         message = "hyperband needs all points at the start; asha goes with Optuna"
         yield Finding(("sweep", "search"), message)
     if sweep.concurrent is not None:
-        message = "hyperband pauses trials until all others have come as far; leave this out (the "
-        message += "machine runs as many at once as it has room for), or use asha"
+        message = "hyperband pauses trials until all others have come as far; leave this out, or "
+        message += "use asha"
         yield Finding(("sweep", "concurrent"), message)
 
 

@@ -1,11 +1,11 @@
-"""Whose code a run folder names: one's own is signed, foreign code is imported only with `trust`.
+"""Trust in the code that a run folder names: it must be signed by the user, unless `trust` is set.
 
-Owns: which values of a config name code, the user's key, the signature at the end of the files of
-run folders and checkpoints, and the refusal. Must not know: what the code is for. Nothing here
-imports the code.
+Owns: which values of a config name code, the user's key, the signature at the end of the config
+files of run folders and checkpoints, and the refusal. Must not know: what the code is for. Nothing
+here imports the code.
 
-The signature covers the addresses, names and arguments of the code, so other settings may be edited
-and the folder may be moved, also to another machine where the user has the same key.
+The signature covers the addresses, names and arguments of the code. Other settings may be edited,
+and the folder may be moved, even to another machine on which the user has the same key.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from rlrun.config.yaml_tree import from_plain, with_keys
 
 CODE_OPTION = "--trust"
 _RUN_FILES = ("config.yaml", "sweep.yaml")
-# A run that is being resumed is locked, so its folder is known by the lock at least.
+# A run that is being resumed is locked, so its folder has at least the lock.
 _MARKS = ("meta.json", "manifest.json", ".lock")
 _NAMES_CODE = re.compile(r"^[^\W\d][\w.]*:\w")  # "module:attribute", "module:Name-v0"
 _DEVICE = re.compile(r"^cuda:[0-9]+$")
@@ -35,11 +35,11 @@ _KEY_BYTES = 32
 
 
 class TrustError(InputError):
-    """A run folder names code, and this user has not signed it; the message lists the code."""
+    """A run folder names code that this user has not signed; the message lists it."""
 
 
 def signed_yaml(experiment: ExperimentConfig) -> str:
-    """`dump_yaml`, with a signature if the experiment names code and the user can have a key."""
+    """`dump_yaml`, with a signature if the experiment names code and a key can be created."""
     text, code = dump_yaml(experiment), code_of(to_plain(experiment))
     key = _key(create=True) if code else None
     return text if key is None else f"{text}# code signed by rlrun: {_digest(key, code)}\n"
@@ -65,7 +65,7 @@ def untrusted(where: str, code: list[tuple[str, Any]]) -> str:
     names = [f"  {address}: {value}" for address, value in code if isinstance(value, str)]
     return "\n".join(
         [
-            f"{where} names code, and has no signature of yours for it:",
+            f"{where} names code that is not signed with your key:",
             *dict.fromkeys(names),
             f"Signatures are made with the key {_key_file()}. If you trust this code, "
             "use `rlrun train`, `rlrun sweep`, `rlrun rerun`, `rlrun rollout` or `rlrun export` "
@@ -82,7 +82,7 @@ def is_run_file(file: FilePath) -> bool:
 
 
 def code_of(data: Any) -> list[tuple[str, Any]]:
-    """Address and value of everything that names code: texts, and sections with arguments."""
+    """Address and value of each text, or section with arguments, that names code."""
     written = from_plain(with_keys(data), DEFAULT).plain()  # as text, keys of arguments too
     return list(_walk(written, ()))
 
@@ -115,7 +115,7 @@ def _key_file() -> FilePath:
 
 
 def _key(*, create: bool) -> bytes | None:
-    """The user's key; None without one, as where there is no home directory."""
+    """The user's key; None if there is none, for example without a home directory."""
     file = _key_file()
     with suppress(OSError):
         if create and not file.exists():
@@ -126,7 +126,7 @@ def _key(*, create: bool) -> bytes | None:
 
 
 def _create(file: FilePath) -> None:
-    """Write a new key, whole, unless another process is faster; only the user can read it."""
+    """Write a new key atomically, unless another process is faster; only the user can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".key-{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,7 +1,7 @@
-"""Plain data against the schema: the experiment, or everything that is wrong with it.
+"""Validates plain data by the schema: returns the experiment, or all its problems.
 
-Owns: turning pydantic's errors into findings with the address of the value; unknown keys and where
-they belong. Must not know: files (layers.py), nor relations between fields (checks.py).
+Owns: converting pydantic's errors to findings with the address of the value; messages about unknown
+keys. Must not know: files (layers.py), nor relations between fields (checks.py).
 """
 
 from typing import Any, get_args, get_origin
@@ -40,7 +40,7 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
 def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     """The valid sections of invalid data, with placeholders for the others, for further checks.
 
-    None if even that is invalid. Checks of the sections that have findings mean nothing; the
+    None if even that is invalid. Ignore further findings in sections that have some already. The
     algorithm has its name, whether there is one of that name or not.
     """
     if not isinstance(data, dict):

@@ -1,10 +1,9 @@
 """Strict YAML with the place of every key: text in, a tree of nodes out.
 
-Owns: the meaning of a scalar (YAML 1.2 without its surprises), duplicate keys, broken files. Must
-not know: which keys there are. Numbers are decimal: ``1``, ``-3``, ``300_000``, ``0.5``, ``1e-4``,
-``1e6``. ``012``, ``0x10`` and ``1:30``, which readers of YAML understand differently, are text, as
-are ``on``, ``off``, ``yes`` and ``no``. Keys are text, except in arguments of
-code (`with_keys`).
+Owns: the meaning of scalars, duplicate keys, and malformed files. Must not know: which keys there
+are. Numbers are decimal: ``1``, ``-3``, ``300_000``, ``0.5``, ``1e-4``, ``1e6``. ``012``, ``0x10``
+and ``1:30``, which YAML parsers interpret differently, are text, as are ``on``, ``off``, ``yes``
+and ``no``. Keys are text, except in arguments of code (`with_keys`).
 """
 
 import math
@@ -73,7 +72,7 @@ def as_key(text: str) -> str:
 
 
 def with_keys(value: Any) -> Any:
-    """A value with the keys that are meant: `Bare` ones are numbers, truth values or None."""
+    """A value with `Bare` keys converted to numbers, booleans or None."""
     if isinstance(value, dict):
         return {
             parse_scalar(key) if isinstance(key, Bare) else key: with_keys(item)
@@ -86,7 +85,7 @@ def from_plain(value: Any, origin: Origin, path: Path = ()) -> Node:
     """A tree of nodes with one origin; numbers and arrays of numpy become plain values.
 
     Raises:
-        ConfigError: a file cannot hold a value.
+        ConfigError: a value cannot be written to a file.
     """
     if hasattr(type(value), "tolist"):
         value = value.tolist()

@@ -102,5 +102,5 @@ def test_the_main_policy_is_both_agents_where_it_is_alone():
 
 def test_a_league_of_a_policy_that_there_is_not_is_refused():
     League().on_algorithm_init(Policies("main", "other"))
-    with pytest.raises(ConfigError, match=r"callbacks: .*the policy 'hero', there is main, other"):
+    with pytest.raises(ConfigError, match=r"callbacks: .*policy 'hero'; choose from main, other"):
         League(main="hero").on_algorithm_init(Policies("main", "other"))

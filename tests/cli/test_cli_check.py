@@ -121,7 +121,7 @@ def test_a_base_that_no_system_could_hold(rlrun, text):
                 "multi_agent.policies=[a]",
                 "env_runners.sample_collector=rlrun.sampling.columnar_collector:ColumnarCollector",
             ],
-            "is for slots that act together",
+            "needs slots that all act together",
         ),
     ],
 )
@@ -215,7 +215,7 @@ def test_missing_code_of_a_run_is_looked_for_where_the_run_began(rlrun):
     code, _, err = rlrun("rerun", "run", "--trust")
     assert code == 2
     assert "there is no module 'not_there' in " in err
-    assert "the run began in /its/folder, start it there" in err
+    assert "the run was started in /its/folder; start it there" in err
 
 
 def test_code_that_fails_when_it_is_built_does_not_hide_other_files(rlrun):

@@ -77,7 +77,7 @@ def test_wrong_input_leaves_nothing_behind(old, refused, words, says):
 
 def test_a_file_in_rlruns_own_form_is_refused(old, refused):
     Path("new.yaml").write_text("algorithm: PPO\nenv: CartPole-v1\n")
-    refused(["import", "new.yaml"], "new.yaml:1:1: no file of RLlib, which has the form")
+    refused(["import", "new.yaml"], "new.yaml:1:1: expected a file of RLlib,")
 
 
 def test_check_and_train_read_an_old_file(old):

@@ -32,7 +32,7 @@ def test_what_is_wrong_is_told_with_its_place_before_there_is_a_folder(refused, 
     said = "b.yaml:1:19: initial_weights.default_policy: there is no runs/aa - did you mean runs/a?"
     refused([command, "b.yaml", *options], said)
     Path("runs/c").mkdir()
-    refused([command, "b.yaml", "initial_weights=runs/c", *options], "runs/c: no checkpoint")
+    refused([command, "b.yaml", "initial_weights=runs/c", *options], "runs/c: neither a checkpoint")
     assert not Path("runs/b").exists()
 
 

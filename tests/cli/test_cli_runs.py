@@ -145,7 +145,7 @@ def test_runs_within_sweeps_are_filtered_where_they_are_shown(rlrun, make_run, m
     filters = ("--where", "training.lr=0.001", "--where", "state=finished")
     code, out, err = rlrun("ls", *filters)
     assert (code, out) == (0, "")
-    assert err == "no such runs in runs; --members looks into groups and sweeps, too\n"
+    assert err == "no such runs in runs; --members also looks into groups and sweeps\n"
     shown = rlrun("ls", *filters, "--members")[1]
     assert ["trials/0001" in shown, "trials/0002" in shown] == [True, False]
     assert not listed(rlrun, "--members", "--where", "training.lr=7")
@@ -253,14 +253,14 @@ def test_checkpoints_are_no_runs(rlrun, refused, make_run):
     (newest / "config.yaml").write_text((run / "config.yaml").read_text())
     (newest / "manifest.json").write_text("{}")
     (run / "checkpoints/latest").symlink_to("000010")
-    says = "checkpoints; name the run folder that contains them"
+    says = "checkpoints are not runs; name the folder that contains them"
     for path in (run / "checkpoints", newest):
         assert listed(rlrun, path) == {}
         for words in (("show",), ("rm", "--yes")):
             refused((*words, path), says)
     refused(("train", "--resume", run / "checkpoints"), says)
-    refused(("rm", "--yes", run / "checkpoints/latest"), "name the run folder that contains them")
-    refused(("rollout", run / "checkpoints"), "name the run folder that contains them")
+    refused(("rm", "--yes", run / "checkpoints/latest"), "name the folder that contains them")
+    refused(("rollout", run / "checkpoints"), "name the folder that contains them")
     assert newest.is_dir()
 
 
@@ -433,7 +433,7 @@ def test_what_cannot_be_written_is_told_before_any_work(rlrun, words, is_folder,
     place = "file.png" if is_folder else "."
     code, _, error = rlrun(*words, place)
     assert code == 2
-    assert f"{place} is {'no' if is_folder else 'a'} folder" in " ".join(error.split())
+    assert f"{place} is {'not ' if is_folder else ''}a folder" in " ".join(error.split())
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != Path.cwd())
     code, _, error = rlrun(*words, "missing/other.png")
     assert code == 2

@@ -142,7 +142,7 @@ def test_classes_and_functions_stand_for_their_names(configure, key):
 
 def test_code_of_another_program_is_named_and_arguments_are_left_alone(write):
     text = "algorithm: PPO\nenv: CartPole-v1\nenv_runners: {sample_collector: '__main__:gone'}"
-    with pytest.raises(ConfigError, match=r"3:15: .*__main__:gone stands for code of the Python"):
+    with pytest.raises(ConfigError, match=r"3:15: .*__main__:gone is code of another Python"):
         load_experiment(write(text, minimal=False))
     assert FakeConfig().environment("X", make=Maze).to_dict()["env"]["make"] is Maze
 
@@ -295,7 +295,7 @@ def test_a_builder_takes_its_own_dict(env):
 def test_another_form_is_refused_in_one_line():
     with pytest.raises(TypeError, match=r"a builder such as PPOConfig.*, not list"):
         given_experiment(["algorithm: PPO"])
-    with pytest.raises(TypeError, match="not over a finished experiment"):
+    with pytest.raises(TypeError, match="not to a finished experiment"):
         given_experiment(PPOConfig().environment("CartPole-v1"), ["seed=1"])
     with pytest.raises(ConfigError, match=r"^dict: training.lrr: .* did you mean lr"):
         given_experiment({**KEYS, "training": {"lrr": 1}})

@@ -60,7 +60,7 @@ def test_right_code(write, text):
 CONNECTOR = "env_runners.env_to_module_connector"
 
 
-LIBRARY = "it is of Python's standard library"
+LIBRARY = "it belongs to Python's standard library"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ LIBRARY = "it is of Python's standard library"
     [
         ("env=os:system", LIBRARY),
         ("env=gymnasium.logger:warnings.warn", LIBRARY),
-        ("env=rlrun.checkpoint.files:remove_directory", "it is rlrun's, and no environment"),
-        ("callbacks=['rlrun.config.loader:load']", "it is rlrun's, and no callback"),
+        ("env=rlrun.checkpoint.files:remove_directory", "it is part of rlrun, but no environment"),
+        ("callbacks=['rlrun.config.loader:load']", "it is part of rlrun, but no callback"),
         (f"{CONNECTOR}=['builtins:exec']", LIBRARY),
-        ("model={use: 'rlrun.actors.ray_runtime:stop_ray'}", "it is rlrun's, and no network"),
+        ("model={use: 'rlrun.actors.ray_runtime:stop_ray'}", "it is part of rlrun, but no network"),
         ("multi_agent={policies: [a], agents: 'subprocess:call'}", LIBRARY),
         ("training.loss=builtins:print", LIBRARY),
     ],

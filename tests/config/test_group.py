@@ -67,7 +67,7 @@ def test_a_contradiction_is_an_error(words, seeds, says):
     [
         (["training.lr=1e-3,x"], "sweep.space.training.lr: expected a number or schedule"),
         (["seed=1,1"], "sweep.seeds: a seed is listed twice"),
-        (["seed=1,2", "sweep.trials=3"], "sweep.trials: nothing is varied"),
+        (["seed=1,2", "sweep.trials=3"], "sweep.trials: sweep.space is empty"),
         (["seed=1,2", "sweep.metric=evaluation/x"], "sweep.metric: "),
     ],
 )

@@ -72,7 +72,7 @@ report: {sinks: [consol]}
         "exp.yaml:14:74: training.train_batch_size: expected a whole number of at least 1, got the "
         "text '012' - did you mean 12? A leading zero makes it text",
         "exp.yaml:15:13: callbacks[0]: there is no module 'nowhere'",
-        "exp.yaml:15:31: callbacks[1]: fake_algorithm:CONSTANT cannot be called, it is of type int",
+        "exp.yaml:15:31: callbacks[1]: fake_algorithm:CONSTANT is not callable: it is of type int",
         "exp.yaml:16:18: report.sinks[0]: expected console, jsonl, csv, tensorboard, "
         "wandb, mlflow or "
         "\"package.module:attribute\", got 'consol' - did you mean console?",
@@ -220,9 +220,7 @@ class TestBase:
     def test_cycles_are_refused(self, write):
         write("base: exp.yaml", "b.yaml", minimal=False)
         (line,) = errors(write("base: b.yaml"))
-        assert line == (
-            "b.yaml:1:1: base: the files build on each other: exp.yaml -> b.yaml -> exp.yaml"
-        )
+        assert line == ("b.yaml:1:1: base: the files form a cycle: exp.yaml -> b.yaml -> exp.yaml")
 
     def test_a_file_cannot_be_its_own_base(self, write):
         assert "exp.yaml -> exp.yaml" in errors(write("base: exp.yaml"))[0]
@@ -378,7 +376,7 @@ def test_without_a_file(write):
     assert experiment.name == "fake_cartpole-v1"
     known = ", ".join(ALGORITHMS)
     assert errors(None, ["algorithm=PP", "env=CartPole-v1"])[0].startswith(
-        f"<command line>: algorithm: there is no algorithm 'PP', there is {known} - "
+        f"<command line>: algorithm: there is no algorithm 'PP'; choose from {known} - "
         "did you mean PPO?"
     )
 

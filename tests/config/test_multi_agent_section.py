@@ -81,7 +81,7 @@ def test_code_may_choose_the_policies_that_learn(write):
         ("tow", "did you mean [two]?"),
         (f"{TO_TRAIN}s", "has no 'to_trains' - did you mean to_train?"),
         (f"{TO_TRAIN}_in_the_old_way", "is called with (policy_id, batch), but takes (policy_id)"),
-        ("test_multi_agent_section:TO_TRAIN", "cannot be called, it is of type str"),
+        ("test_multi_agent_section:TO_TRAIN", "is not callable: it is of type str"),
         ("[one, tow]", "there is no policy 'tow'"),
     ],
 )

@@ -183,7 +183,7 @@ def test_an_experiment_of_several_is_chosen_by_its_name(write):
     ]
     assert load(file, ["name=two"]).experiment.algorithm == "A2C"
     assert errors(file, ["name=tow"]) == [
-        "<command line>: name: there is no experiment 'tow', there is one, two - did you mean two?"
+        "<command line>: name: there is no experiment 'tow'; choose from one, two - did you mean two?"
     ]
 
 
@@ -222,12 +222,12 @@ def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
     [
         ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; it names the algorithm: run: PPO"),
         ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; it names the environment"),
-        ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP', there is PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
-        ("old: {run: [PPO], env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm \"['PPO']\", there is PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
+        ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP'; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
+        ("old: {run: [PPO], env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm \"['PPO']\"; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
         ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics have the same layers here, and RLlib's other network has [256, 256]: set both"),
         ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: TD3 is not here; SAC is for continuous actions here"),
         ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
-        ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg', there is run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
+        ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg'; choose from run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
         ("old: {run: PG, env: CartPole-v1, config: {lr: x}}", "exp.yaml:1:43: training.lr: expected a number or schedule from 0 to 10, got the text 'x'"),
         ("old: {run: PG, env: CartPole-v1, num_samples: []}", "exp.yaml:1:34: sweep.seeds: expected at least one seed"),
         ("- {run: PG}", "exp.yaml:1:1: expected keys and values, such as `algorithm: PPO`"),

@@ -57,7 +57,7 @@ def test_a_schedule_has_its_value_at_each_step_and_keeps_the_last(write, text, e
         ("SAC", "training: {tau: 2}", "training.tau: expected a number above 0 and of at most 1"),
         ("DQN", "exploration: {epsilon: 1.7}", "exploration.epsilon: expected a number or schedule from 0 to 1, got"),
         ("DQN", "replay: {beta: 9}", "replay.beta: expected a number or schedule from 0 to 1, got"),
-        ("DQN", "replay: {capacity: 1e9}", "replay.capacity: 1,000,000,000 of them take at least 48.0 GB, and this machine has 4.0 GB of memory"),
+        ("DQN", "replay: {capacity: 1e9}", "replay.capacity: 1,000,000,000 of them take at least 48.0 GB, but this machine has 4.0 GB of memory"),
         ("DQN", "training: {train_batch_size: 1e9}", "training.train_batch_size: 1,000,000,000 of them take at least 16.0 GB"),
         ("PPO", "model: {hidden: [1e6, 1e6]}", "model.hidden: 1,000,001,000,000 weights take at least 16,000.0 GB"),
         ("PPO", "model: {hidden: [1e30]}", "model.hidden[0]: expected at most 1,000,000,000, got 1000000"),

@@ -51,7 +51,7 @@ def test_nested_sections_and_addresses_mean_the_same(write):
         ("training.lr: [1, 2]", "expected a distribution"),
         ("training.lr: {grid: [1, 1]}", "1 is listed twice"),
         ("training.lr: {grid: []}", "expected a list of values"),
-        ("training.lr: {grid: [1], choice: [2]}", "one distribution for each setting"),
+        ("training.lr: {grid: [1], choice: [2]}", "expected one distribution for a setting"),
         ("training.lr: {grid: [1]}, training: {lr: {grid: [2]}}", "varied twice"),
         ("seed: {grid: [1, 2]}", "sweep.seeds"),
         ("sweep.trials: {grid: [1, 2]}", "does not vary itself"),
@@ -78,7 +78,7 @@ def test_a_wrong_space_is_an_error_with_its_place(write, space, says):
         ("seeds: []", "at least one seed"),
         ("scheduler: pbt", "only training.* can change"),
         ("scheduler: hyperband\n  concurrent: 2", "hyperband pauses trials"),
-        ("trials: 3", "trials: 3 would repeat equal runs; seeds: 3 takes other seeds"),
+        ("trials: 3", "trials: 3 would repeat equal runs; use seeds: 3 for different seeds"),
         ("search: optuna\n  scheduler: hyperband", "hyperband needs all points at the start"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_search_that_cannot_work_is_an_error(write, text, says):
 def test_drawn_points_need_a_number(write):
     found = problems(write, "  space: {training.lr: {uniform: [0, 1]}}\n")
     assert found == [
-        "exp.yaml:5:1: sweep.trials: missing; it is the number of points to draw: trials: 16"
+        "exp.yaml:5:1: sweep.trials: missing; set the number of points to draw: trials: 16"
     ]
 
 
@@ -101,7 +101,7 @@ def test_optuna_does_not_vary_resources(write):
 
 
 def test_a_sweep_of_nothing_is_no_sweep(write):
-    assert "nothing is varied" in problems(write, "  trials: 3\n")[0]
+    assert "sweep.space is empty" in problems(write, "  trials: 3\n")[0]
 
 
 def test_errors_of_the_file_and_of_its_sweep_come_together(write):

@@ -76,7 +76,7 @@ def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole, num_rows):
         process.kill()
     resume_experiment(folder, console="quiet")
     assert_equal_runs(folder, whole)
-    assert "the last session ended without a word" in (folder / "log.txt").read_text()
+    assert "the last session ended without an outcome" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("num_env_runners", [0, 1])
@@ -201,7 +201,7 @@ def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mo
     ("how", "settings", "told"),
     [
         ("chdir", "num_env_runners: 0", b""),
-        ("thread", "num_env_runners: 0", b"threads that the command has left do not end"),
+        ("thread", "num_env_runners: 0", b"these threads have not ended, and were killed"),
         ("fork", "num_env_runners: 0", b"forked came back"),
         ("fork, and the child exits", "num_env_runners: 0", b"forked came back"),
         ("fork, and the child exits", "gym_env_vectorize_mode: async", b"forked came back"),

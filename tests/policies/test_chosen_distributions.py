@@ -308,7 +308,7 @@ CHECKS = {
     "{distribution: betta}": ("PPO", "", "did you mean beta?"),
     "{distribution: 'rlrun.policies.distributions:Bta'}": ("PPO", "", "has no 'Bta'"),
     "{distribution: 'rlrun.policies.policy:Policy'}": ("PPO", "", "not a subclass of rlrun.Distr"),
-    "{distribution: deterministic}": ("A2C", "", "teach nothing: A2C cannot learn"),
+    "{distribution: deterministic}": ("A2C", "", "have no gradient, so A2C cannot learn"),
     "{distribution: autoregressive}": ("PPO", "training: {kl_coeff: 0.2}", "has no KL divergence"),
     "{distribution: beta}": ("PPO", "connectors: {normalize_actions: false}", "must be stretched"),
     "{distribution: squashed_gaussian}": ("SAC", "", "SAC has an action distribution of its own"),
