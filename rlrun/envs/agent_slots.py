@@ -44,11 +44,11 @@ class PlannedEpisode:
     reset_seed: int
     """Seed of the environment: the same, unless the episode begins at a soft horizon."""
     mapping_rng: np.random.Generator
-    """Generator of the policy mapping, if that is random."""
+    """Generator for a policy mapping that is random."""
 
 
 class EpisodeSource(Protocol):
-    """Says which episodes sub-environments run, and is told when they end."""
+    """Plans the episodes of sub-environments."""
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
         """The episode to run now; None if there are no more."""
@@ -66,7 +66,7 @@ class EpisodeSource(Protocol):
 
         Args:
             agents: all that took part, in order of appearance.
-            goes_on: at a soft horizon: the environment is not reset.
+            goes_on: whether the environment is not reset, as at a soft horizon.
         """
 
     def given_up(self, env_index: int) -> None:
@@ -188,7 +188,7 @@ class PolicySlots:
         flags: terminated and truncated of each agent that leaves.
         joined: agents that go on and have their first observations in this step.
         plain_actions: whether a batch of actions is an array of one action an agent.
-        wants_infos: whether infos are kept.
+        wants_infos: whether to keep infos.
     """
 
     def __init__(self, spaces: Spaces) -> None:
@@ -216,20 +216,20 @@ class PolicySlots:
         self.agents[agent.slot] = agent
 
     def free(self, agent: AgentSlot) -> None:
-        """An agent has left."""
+        """Free the slot of an agent that leaves."""
         self._free.append(agent.slot)
         self.agents[agent.slot] = None
         agent.slot = -1
 
     def restore(self, agents: Iterable[AgentSlot]) -> None:
-        """Let exactly these agents have the slots that they name."""
+        """Set the slots to these agents, each in its `slot`; all others are free."""
         taken = {agent.slot: agent for agent in agents}
         size = max(len(self.agents), 1 + max(taken, default=-1))
         self.agents = [taken.get(slot) for slot in range(size)]
         self._free = [slot for slot in reversed(range(size)) if slot not in taken]
 
     def each(self, actions: Any, count: int) -> Any:
-        """The environment's actions, one for each agent, from a batch of them."""
+        """A batch of actions split into one action for each agent."""
         if self.plain_actions:
             return actions
         return iterate(batch_space(self.spaces[1], count), actions)
@@ -242,7 +242,7 @@ class PolicySlots:
         return Due(due.slots[now], due.steps[now])
 
     def not_due(self, slots: Any) -> None:
-        """These slots, int ``[k]``, have acted or are gone."""
+        """Mark these slots, int ``[k]``, as having acted or left."""
         if slots is self.due.slots:
             self.due = _NONE_DUE
             return
@@ -257,10 +257,10 @@ class PolicySlots:
         return agent
 
     def take_step(self) -> tuple[SlotStep, Sequence[AgentSlot], Sequence[Any]] | None:
-        """The step, its agents and their raw observations; None for nothing.
+        """The step, its agents and their raw observations; None if nothing happened.
 
         Raises:
-            AgentProblem: an observation or a reward is not what it must be.
+            AgentProblem: an observation or a reward is wrong.
         """
         leaving, num_staying = self.leaving, len(self.staying)
         updates = self.staying + leaving
@@ -321,7 +321,7 @@ class PolicySlots:
 
 
 class AgentProblem(Exception):  # noqa: N818 - it becomes an EnvError, with its place
-    """An environment gave an agent something wrong."""
+    """An environment returned a wrong observation or reward for an agent."""
 
     def __init__(self, agent: AgentSlot, reason: str, step: int) -> None:
         super().__init__(agent, reason, step)
@@ -334,7 +334,7 @@ def _arrays(due: Due) -> tuple[Array, Array]:
 
 
 def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
-    """Puts observations of a space together, batched as gymnasium's vector environments do."""
+    """A function that batches observations of a space as gymnasium's vector environments do."""
     if isinstance(space, _PLAIN_SPACES):
         shape, dtype = space.shape, space.dtype
 
@@ -344,7 +344,7 @@ def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
                 raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
             rows = stacked.astype(dtype, casting="same_kind", copy=False)
             if rows is not stacked and dtype.kind in "iu" and (rows != stacked).any():
-                raise ValueError(f"observations hold what {dtype} cannot")
+                raise ValueError(f"observations do not fit into {dtype}")
             return rows
 
         return stack

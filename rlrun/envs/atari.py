@@ -1,4 +1,4 @@
-"""The deepmind preprocessing of Atari games (Mnih et al. 2015), of which gymnasium has two thirds.
+"""DeepMind's preprocessing of Atari games (Mnih et al. 2015): gymnasium's wrappers and two more.
 
 Owns the two wrappers that gymnasium lacks, and the order of all of them. Reward clipping is a
 connector, so that the reported returns are the game's own.
@@ -20,10 +20,10 @@ _FIRE = 1
 
 
 def is_atari_id(use: str) -> bool:
-    """Whether ``use`` is an id of ale-py, which this registers.
+    """Whether ``use`` is an id of ale-py; registers ale-py's ids if so.
 
     Raises:
-        ModuleNotFoundError: the id is one of ale-py's and the extra is not installed.
+        ModuleNotFoundError: it is such an id, and the extra is not installed.
     """
     if not (use.startswith("ALE/") or use.endswith(_LEGACY_SUFFIXES)):
         return False
@@ -43,8 +43,8 @@ def deepmind(env: gymnasium.Env[Any, Any], *, training: bool) -> gymnasium.Env[A
     """Wrap a bare game (frame skip 1); a lost life ends an episode only in ``training``."""
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-    # The preprocessing reads two frames of four from the emulator itself. Those that the game would
-    # decode in colours for its own observations are never seen, and take a quarter of the time.
+    # The preprocessing reads two of four frames from the emulator itself. The game's own
+    # observations, decoded in colours, are never used, and take a quarter of the time.
     env.unwrapped._get_obs = lambda: None  # type: ignore[attr-defined]
     wrapped: gymnasium.Env[Any, Any] = AtariPreprocessing(env, noop_max=30, frame_skip=4)
     if training:
@@ -58,10 +58,10 @@ def deepmind(env: gymnasium.Env[Any, Any], *, training: bool) -> gymnasium.Env[A
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Losing a life terminates the learner's episode; the game, and its score, go on.
 
-    The step that loses a life carries ``life_lost`` and ``episode_continues`` in its info: episode
-    metrics must not end there. The next reset goes on in the same game, from the frame in which the
-    life was lost (no step is hidden in it, and its seed has nothing to seed), and only after the
-    last life, or a truncation, starts a new one.
+    The step that loses a life has ``life_lost`` and ``episode_continues`` in its info: episode
+    metrics must not end there. The next reset continues the same game, from the frame in which the
+    life was lost (it makes no hidden step, and ignores its seed); only after the last life, or a
+    truncation, does a reset start a new game.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -102,7 +102,7 @@ class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset, start the ball, and reset again should that have ended the game."""
+        """Reset, press FIRE and the next action, and reset again if that ended the game."""
         observation, info = self.env.reset(seed=seed, options=options)
         for action in (_FIRE, _FIRE + 1):
             observation, _, terminated, truncated, info = self.env.step(action)

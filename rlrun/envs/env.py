@@ -1,8 +1,8 @@
 """Single environments: from what the experiment file names to a checked `gymnasium.Env`.
 
 Owns how an `EnvSpec` (gymnasium id, registered name or import path, plus keyword arguments) becomes
-an environment, what a constructor knows of its place in the run (`EnvContext`), and the check
-before the first rollout. Knows nothing of vectorisation, policies or Ray.
+an environment, its place in the run as its constructor sees it (`EnvContext`), and the check before
+the first rollout. Knows nothing of vectorisation, policies or Ray.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _CONFIG_PARAMETERS = ("config", "env_config")
 
 
 class EnvContext(dict[str, Any]):
-    """The environment's keyword arguments, and where in the run this copy of it lives.
+    """The environment's keyword arguments, and the place of this copy of it in the run.
 
     Attributes:
-        worker_index: 0 for the runner in the driver, 1..num_workers for Ray actors.
-        vector_index: sub-environment of this copy within its runner.
+        worker_index: index of the env runner: 0 in the training process, 1..num_workers in actors.
+        vector_index: index of the sub-environment within its env runner.
         num_workers: number of Ray actors that sample.
-        remote: whether this copy lives in a Ray actor.
-        recreated_worker: whether its runner replaces one that died.
-        training: False in evaluation and rollout; decides about episodic life on Atari.
+        remote: whether this copy is in a Ray actor.
+        recreated_worker: whether its env runner replaces one that died.
+        training: False in evaluation and rollouts; a lost life on Atari ends episodes only if True.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EnvContext(dict[str, Any]):
         self.training = training
 
     def for_sub_env(self, env_index: int) -> EnvContext:
-        """The same place in the run, for sub-environment ``env_index``, with its own arguments."""
+        """A copy for sub-environment ``env_index``, which shares no arguments with this one."""
         context = copy.copy(self)
         context.update(copy.deepcopy(dict(self)))
         context.vector_index = env_index
@@ -95,7 +95,7 @@ def make_env(
     """Build one copy of the environment that ``spec`` names.
 
     Raises:
-        EnvError: phase "constructor", for every failure, with the user's traceback.
+        EnvError: for every failure, with phase "constructor" and the user's traceback.
     """
     env = make_env_or_vector(
         spec,
@@ -162,11 +162,11 @@ def make_env_or_vector(
 
 
 def register_env(name: str, creator: EnvCreator) -> None:
-    """Give an environment a name that `env:` understands; remote env runners know it, too.
+    """Register an environment under a name for `env:`, in remote env runners as well.
 
     Args:
-        creator: a class or function that makes one environment; see `call_creator` for what it is
-            called with.
+        creator: a class or function that makes one environment; see `call_creator` for its
+            arguments.
     """
     from rlrun.config import registry
 
@@ -195,11 +195,11 @@ def call_creator(
     *,
     any_name: bool = False,
 ) -> Any:
-    """Call a user's class or function the way its signature asks for.
+    """Call a user's class or function with the arguments that its signature asks for.
 
-    A parameter ``context`` or ``env_context`` receives the `EnvContext` beside the keyword
-    arguments; the classical single parameter ``config`` (any name, with ``any_name``) receives the
-    `EnvContext` alone. Everything in ``optional`` is passed only to a parameter of that name.
+    A parameter ``context`` or ``env_context`` receives the `EnvContext`, besides the keyword
+    arguments; a single parameter ``config``, as in RLlib (of any name, with ``any_name``), receives
+    the `EnvContext` alone. Entries of ``optional`` are passed only to parameters of their names.
     """
     try:
         parameters = inspect.signature(creator).parameters
@@ -222,7 +222,7 @@ def call_creator(
 def _make_registered_id(
     use: str, context: EnvContext, render_mode: str | None, preprocessor_pref: str | None
 ) -> gymnasium.Env[Any, Any]:
-    """Build a gymnasium id; ids of ale-py get the deepmind preprocessing if it is preferred."""
+    """Make a registered environment; Atari games get DeepMind's wrappers if these are preferred."""
     from rlrun.envs import atari
 
     kwargs = dict(context)
@@ -243,9 +243,9 @@ def _make_registered_id(
 
 
 def _choose_opengl() -> None:
-    """Choose what MuJoCo renders with where there is no display: EGL, else OSMesa.
+    """Choose MuJoCo's backend for rendering without a display: EGL, else OSMesa.
 
-    Left alone, it takes GLFW, which needs a display. It reads the choice at its first frame.
+    By default it takes GLFW, which needs a display. It reads the choice at its first frame.
     """
     chosen = sys.platform != "linux" or any(os.environ.get(name) for name in _DISPLAYS)
     if chosen or "MUJOCO_GL" in os.environ or "mujoco" not in sys.modules:
@@ -262,7 +262,7 @@ def _choose_opengl() -> None:
 
 
 def time_limits(env: Any) -> Iterator[Any]:
-    """Each `TimeLimit` around ``env``: its count is what gymnasium's wrappers remember."""
+    """Each `TimeLimit` around ``env``; no other state of gymnasium's wrappers matters."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
             yield env
@@ -270,19 +270,19 @@ def time_limits(env: Any) -> Iterator[Any]:
 
 
 class CheckedEnv(NamedTuple):
-    """Properties of an environment that one reset and step show."""
+    """Properties of an environment that one reset and one step reveal."""
 
     draws_elsewhere: bool
     """Whether it drew from a global generator or from its own spaces."""
     has_info_mask: bool
-    """Whether its infos say which actions are allowed."""
+    """Whether its infos have an ``action_mask``."""
 
 
 def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> CheckedEnv:
-    """Reset and step ``env`` once; what it returns must be what it promised.
+    """Reset and step ``env`` once, and check what it returns against its spaces.
 
     Raises:
-        EnvError: naming the environment, what it was doing and what is wrong.
+        EnvError: the environment raised, or returned something wrong.
     """
     before = drawn_from(env)
     try:
@@ -294,7 +294,7 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 
 
 
 def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
-    """Raise as `check_env` does; returns the info of the reset."""
+    """Like `check_env`; returns the info of the reset."""
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
@@ -328,19 +328,19 @@ def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> A
 
 
 def _step_problem(result: Any) -> str | None:
-    """The fault of the return value of ``step()``, its observation aside; None if there is none."""
+    """What is wrong with the result of ``step()``, except its observation; None for nothing."""
     if not (isinstance(result, tuple) and len(result) == 5):
         returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
         expected = "(observation, reward, terminated, truncated, info)"
-        return f"step() must return {expected}, it returned {returned}"
+        return f"step() must return {expected}, but returned {returned}"
     problem = reward_problem(result[1])
     if problem is None and not isinstance(result[4], dict):
-        problem = f"info must be a dict, it is {type(result[4])}"
+        problem = f"info must be a dict, not {type(result[4])}"
     return problem
 
 
 def reward_problem(reward: Any) -> str | None:
-    """The fault of a reward, or None; text is not a number, though `float` would read it."""
+    """What is wrong with a reward, or None; text is not a number, though `float` would read it."""
     try:
         number = math.ldexp(reward, 0)
     except (TypeError, ValueError):
@@ -365,7 +365,7 @@ def check_observation(
     runner_index: int = 0,
     env_index: int = 0,
 ) -> None:
-    """Raise an `EnvError` unless ``observation`` lies in ``space`` and is finite."""
+    """Raise an `EnvError` unless ``observation`` is in ``space`` and finite."""
     problem = observation_problem(space, observation)
     if problem is not None:
         raise EnvError(
@@ -379,7 +379,7 @@ def check_observation(
 
 
 def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
-    """The numbers of these keys (`report.info_keys`) that an info has.
+    """The numbers under these keys (`report.info_keys`) in an info.
 
     Raises:
         ValueError: one of them is not a number.
@@ -398,7 +398,7 @@ def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, floa
 def observation_problem(
     space: spaces.Space[Any], observation: Any, where: str = "observation"
 ) -> str | None:
-    """The fault of ``observation``, or None; another precision of floats is none, as it is cast."""
+    """What is wrong with ``observation``, or None; any precision of floats is allowed."""
     if isinstance(space, spaces.Box):
         return _box_problem(space, observation, where)
     parts: dict[Any, spaces.Space[Any]]
@@ -423,7 +423,7 @@ def observation_problem(
 
 
 def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
-    """The fault of one array, or None; NaN before the bounds, since it is never within them."""
+    """What is wrong with one array, or None; NaN is looked for first, since no bound holds it."""
     problem = form_problem(space, observation, where)
     if problem is not None:
         return problem
@@ -436,7 +436,7 @@ def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
             value = array[index]
             kind = "NaN" if np.isnan(value) else "an infinity"
             if np.isfinite(value):
-                kind = f"{value}, which is an infinity in float32,"
+                kind = f"{value}, which is infinite in float32,"
             return f"{where} holds {kind} at index {index}"
     array = array.astype(space.dtype)
     outside = (array < space.low) | (array > space.high)
@@ -448,16 +448,16 @@ def _box_problem(space: spaces.Box, observation: Any, where: str) -> str | None:
 
 
 def form_problem(space: spaces.Box, observation: Any, where: str = "observation") -> str | None:
-    """The fault of the shape or dtype of one array, or of what its dtype cannot hold, or None."""
+    """What is wrong with an array's shape or dtype, or with integers that do not fit, or None."""
     try:
         array = np.asarray(observation)
         fits = np.can_cast(array.dtype, space.dtype, casting="same_kind")
     except (TypeError, ValueError):
         return f"{where} is not an array: {type(observation).__name__}"
     if array.shape != space.shape:
-        return f"{where} has shape {array.shape}, the space says {space.shape}"
+        return f"{where} has shape {array.shape}, but the space has {space.shape}"
     if not fits:
-        return f"{where} has dtype {array.dtype}, the space says {space.dtype}"
+        return f"{where} has dtype {array.dtype}, but the space has {space.dtype}"
     if narrows(array.dtype, space.dtype):
         wrapped = array != array.astype(space.dtype)
         if wrapped.any():
@@ -467,12 +467,12 @@ def form_problem(space: spaces.Box, observation: Any, where: str = "observation"
 
 
 def narrows(given: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype of integers cannot hold all numbers of a given one."""
+    """Whether an integer dtype cannot hold all numbers of the given one."""
     return dtype.kind in "iu" and not np.can_cast(given, dtype)
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], out: Any) -> Any:
-    """Write observations into a batch, as gymnasium's `concatenate`; returns it.
+    """Write observations into a batch, like gymnasium's `concatenate`, and return it.
 
     Raises:
         ValueError: for integers that the dtype of their space cannot hold, which would wrap around.
@@ -494,7 +494,7 @@ def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], ou
     except TypeError:
         np.stack(observations, out=out)
         if (out != np.stack(observations)).any():
-            raise ValueError(f"observations hold what {space.dtype} cannot") from None
+            raise ValueError(f"observations do not fit into {space.dtype}") from None
         return out
 
 

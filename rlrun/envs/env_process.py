@@ -1,8 +1,8 @@
 """Environments in processes of their own, which step at the same time.
 
 Owns the two ends of the connection: `EnvHost`, which has the environment, and `EnvProxy`, which
-looks like the environment to a vector environment. Other kinds of hosts are subclasses of the
-proxy. Must not know what the environments are, with one agent or with several.
+looks like the environment to a vector environment; each kind of process is a subclass of it. Must
+not know whether the environments have one agent or several.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _END_S = 2.0  # for an environment to close itself
 
 
 class EnvHost:
-    """Has one environment, and does with it what its proxy asks for.
+    """Has one environment, and calls it for its proxy.
 
-    Global generators are seeded with each episode.
+    Seeds the global generators with each episode.
     """
 
     def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
@@ -59,7 +59,7 @@ class EnvHost:
 
         Raises:
             EnvError: the constructor failed.
-            EnvFailure: whatever else the environment raised, as text.
+            EnvFailure: the environment raised; the exception is kept as text.
         """
         try:
             if method == "build":
@@ -86,20 +86,20 @@ class EnvHost:
 
 
 class EnvProxy(ABC):
-    """An environment that is elsewhere.
+    """Stands for an environment in another process.
 
     `step` and `reset` wait for the answer to a call that was begun, if there is one.
 
     Attributes:
-        under_way: whether a call was begun whose answer was not waited for.
+        under_way: whether a call was begun and its answer not yet received.
     """
 
     under_way = False
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Call a method, and go on; `finish` returns what it returned.
+        """Begin a call of a method; `finish` returns its result.
 
-        A call that is still under way, as an exception has ended a vector step, is waited for.
+        Waits for a call that is still under way, as after an exception that ended a vector step.
         """
         if self.under_way:
             with suppress(EnvError, EnvFailure):
@@ -123,7 +123,7 @@ class EnvProxy(ABC):
         return answer
 
     def wait_until_built(self) -> None:
-        """Wait for the constructor; spaces and what else describes it are attributes then."""
+        """Wait for the constructor; then spaces and other descriptions are attributes."""
         vars(self).update(self.finish())
 
     def step(self, action: Any) -> Any:
@@ -143,7 +143,7 @@ class EnvProxy(ABC):
         return self.apply(_render)
 
     def apply(self, function: Callable[[Any], Any]) -> Any:
-        """``function(env)``, where the environment is; both ways are pickled."""
+        """``function(env)`` in the environment's process; function and result are pickled."""
         self.begin("apply", CloudpickleWrapper(function))  # type: ignore[arg-type]
         return self.finish()
 
@@ -168,11 +168,11 @@ def _render(env: Any) -> Any:
 
 @dataclass(frozen=True)
 class ProxyMaker:
-    """Makes the sub-environments of a runner elsewhere; called, it makes one of them again.
+    """Makes a runner's sub-environments in other processes; a call rebuilds one of them.
 
     Attributes:
         kind: class of the proxies, called with a maker of the environment and `env_timeout_s`.
-        make: makes a sub-environment, in its own process.
+        make: makes the sub-environment of an index, in its own process.
     """
 
     kind: Callable[[Callable[[], Any], float | None], EnvProxy]
@@ -185,7 +185,7 @@ class ProxyMaker:
         return self._built(env_index, self._begun(env_index))
 
     def all(self, num_envs: int) -> list[EnvProxy]:
-        """All sub-environments, which build themselves at the same time."""
+        """All sub-environments, built at the same time."""
         with ExitStack() as begun:
             proxies = list[EnvProxy]()
             for env_index in range(num_envs):
@@ -208,10 +208,10 @@ class ProxyMaker:
 
 
 class ParallelSubEnvs(SubEnvs):
-    """Environments that are elsewhere, and so step at the same time.
+    """Sub-environments in other processes, which step at the same time.
 
     Args:
-        wait: returns for each of the busy environments whether it is ready; None waits for all.
+        wait: tells for each busy environment whether it is ready; None waits for all.
     """
 
     parallel = True
@@ -301,9 +301,9 @@ class ProcessEnv(EnvProxy):
 
 
 def _kill(process: BaseProcess, parent: int) -> None:
-    """Kill a process that its parent, and no forked copy of it, has left when it ends.
+    """Kill a sub-process at the exit of its parent, but not at the exit of a fork of the parent.
 
-    multiprocessing itself sends SIGTERM, which the process ignores, and would wait for it.
+    multiprocessing would send SIGTERM, which the sub-process ignores, and wait for its end.
     """
     if os.getpid() == parent:
         process.kill()
@@ -312,15 +312,15 @@ def _kill(process: BaseProcess, parent: int) -> None:
 def _die_with_parent() -> None:
     """Let Linux kill this process when its parent ends, even in the middle of a step.
 
-    A process that hangs in its environment would stay after a run that was killed, with the lock of
-    the run folder that it has inherited. Elsewhere it ends when it reads from the connection next.
+    A process that hangs in its environment would outlive a killed run, and keep the inherited lock
+    of its run folder. On other systems it ends when it next reads from the connection.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _serve(connection: Connection, other_end: Connection, make_host: Callable[[], EnvHost]) -> None:
-    """Answer calls until the other process closes the connection, or ends."""
+    """Answer calls until the other process closes the connection or ends."""
     other_end.close()
     _die_with_parent()
     # The run, which receives the signals of its process group as well, ends its processes itself.
@@ -343,5 +343,5 @@ def _serve(connection: Connection, other_end: Connection, make_host: Callable[[]
                 connection.send(answer)
             except BrokenPipeError:
                 raise
-            except Exception as unsent:  # not a byte of it: it cannot be pickled
+            except Exception as unsent:  # nothing was sent, since the answer cannot be pickled
                 connection.send((EnvFailure.from_exception(unsent), None))

@@ -1,9 +1,9 @@
-"""The state of an environment that offers it: taken, given back, and tested first.
+"""The state of an environment that offers it: taking it, restoring it, and testing it first.
 
-An environment offers its state by ``get_state()`` and ``set_state(state)``; what it returns is
-made of numbers, text, bytes, numpy arrays, and dicts, lists and tuples of them. Beside it are kept
-the generator that gymnasium gives to each environment and the counts of time limits. Environments
-without one are brought back by repeating their episode's actions, which is the sampler's part.
+An environment offers its state by ``get_state()`` and ``set_state(state)``; the state consists of
+numbers, text, bytes, numpy arrays, and dicts, lists and tuples of them. It is saved together with
+gymnasium's generator of the environment and the step counts of time limits. Environments without a
+state are brought back by repeating the actions of their episode, which the sampler does.
 
 Must not know how many sub-environments there are, nor in which process they are.
 """
@@ -31,7 +31,7 @@ _KNOWN = wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker
 _PASSED_THROUGH = (
     *_KNOWN,
     InfoActionMask,
-    # The test finds those that remember something.
+    # `state_problem` finds those with a state of their own.
     gymnasium.ObservationWrapper,
     gymnasium.ActionWrapper,
     gymnasium.RewardWrapper,
@@ -39,13 +39,13 @@ _PASSED_THROUGH = (
 
 
 def offers_state(env: Any) -> bool:
-    """Whether an environment hands out its state."""
+    """Whether an environment offers its state."""
     holder = _holder(env)
     return holder is not None and bool(getattr(holder, "offers_state", True))
 
 
 def take_state(env: Any) -> dict[str, Any]:
-    """The state of an environment that offers it, shared with nothing."""
+    """A deep copy of the state of an environment that offers it."""
     holder = _holder(env)
     generator = _generator(holder)
     return {
@@ -72,16 +72,17 @@ STATE_CALLS: dict[str, Callable[..., Any]] = {"get_state": take_state, "set_stat
 def state_problem(
     env: Any, choose_action: Callable[[Any, int], Any], is_over: Callable[[Any], bool]
 ) -> str | None:
-    """The fault of the state that an environment offers; None if it can be relied on.
+    """Why the state that an environment offers cannot be relied on; None if it can.
 
-    It must lead to the same steps again, after another episode, and wrappers must not change.
+    Restored after another episode, it must lead to the same steps, and the attributes of wrappers
+    must not change.
 
     Args:
         choose_action: chooses an action, given an observation (or several agents') and a seed.
         is_over: says whether a result of ``step`` ends the episode.
     """
     if not offers_state(env):
-        return f"{type(env).__name__} around it may remember something"
+        return f"the wrapper {type(env).__name__} around it may have a state of its own"
     try:
         return _difference(env, choose_action, is_over)
     except RAISED as error:
@@ -112,20 +113,20 @@ def _difference(
     expected = list(walk(observation, _STEPS_AFTER))
     for (wrapper, memory), before in zip(_wrappers(env), memories, strict=True):
         if not _equal(memory, before):
-            return f"the wrapper {type(wrapper).__name__} around it remembers something"
+            return f"the wrapper {type(wrapper).__name__} around it has a state of its own"
     env.reset(seed=1)
     give_state(env, decode(document, arrays))
     for step, (action, first) in enumerate(expected):
         if not _equal(env.step(action)[:4], first):
-            return f"set_state(get_state()) does not reproduce step {step + 1} behind it"
+            return f"set_state(get_state()) does not reproduce step {step + 1} after it"
     return None
 
 
 def _holder(env: Any) -> Any:
-    """The object with the two methods, inside of wrappers that remember nothing, or None.
+    """The object with the two methods, inside wrappers without a state of their own; or None.
 
-    An environment that draws from global generators, or from its spaces, is none: these have states
-    of their own.
+    An environment that draws from global generators or its spaces is not one: these have states,
+    too.
     """
     while isinstance(env, _PASSED_THROUGH) and not hasattr(type(env), "get_state"):
         env = env.env

@@ -2,14 +2,14 @@
 
 Owns all calls of EnvPool, which is an extra and has its own ids and arguments.
 
-In training, B sub-environments are one pool (`PooledVectorEnv`). A pool is given seeds when it is
-made and never again: each sub-environment gets its first episode's, and draws on from there.
-Left to itself a pool spends the step after an episode's end on the reset (gymnasium's NEXT_STEP
-mode); here finished sub-environments are reset at once, by their numbers, so that each row of each
-step is a transition.
+In training, B sub-environments are one pool (`PooledVectorEnv`). A pool takes seeds only when it is
+made: each sub-environment gets the seed of its first episode, and draws from the same generator in
+later ones. By default a pool spends the step after an episode's end on the reset (gymnasium's
+NEXT_STEP mode); here finished sub-environments are reset at once, by their ids, so that each row of
+each step is a transition.
 
-In evaluation each sub-environment is an environment by itself (`PoolSubEnv`) with a pool made anew
-for each episode, which is therefore a function of its seed, as evaluation promises.
+In evaluation each sub-environment is an environment by itself (`PoolSubEnv`), with a new pool for
+each episode, so that an episode is a function of its seed, as evaluation promises.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from rlrun.envs.horizon import time_limit
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 
-_ENDLESS = 2**31 - 1  # EnvPool's own word for "no time limit"
+_ENDLESS = 2**31 - 1  # EnvPool's number for "no time limit"
 _LIMIT_IS_OUTSIDE = (
     "envpool.box2d",
     "envpool.classic_control",
     "envpool.mujoco.gym",
     "envpool.toy_text",
 )
-"""Environments that do nothing but end at their time limit; in MiniGrid rewards depend on it."""
-_BOOKKEEPING = ("env_id", "players", "elapsed_step")  # entries of infos that say nothing new
-_WHOLE_POOL = -1  # the sub-environment of an error that no sub-environment can be blamed for
+"""Families whose time limit can be applied here; rewards of MiniGrid, for one, depend on it."""
+_BOOKKEEPING = ("env_id", "players", "elapsed_step")  # entries of infos that are not passed on
+_WHOLE_POOL = -1  # index in errors that cannot be attributed to a sub-environment
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,14 @@ def pool_maker(
     context: EnvContext,
     render_mode: str | None = None,
 ) -> PoolMaker:
-    """The function that makes the pools of an env runner.
+    """The maker of an env runner's pools.
 
     Args:
-        settings: give the horizon, and the CPUs of a remote runner: its pool has as many threads.
+        settings: read are the horizon, and the CPUs of a remote runner, whose pool has as many
+            threads.
 
     Raises:
-        EnvError: EnvPool is not installed, has no such environment, or not with these arguments.
+        EnvError: EnvPool is not installed, lacks the environment, or refuses the arguments.
     """
     from rlrun.config.env_checks import check_envpool
 
@@ -198,11 +199,11 @@ class PooledVectorEnv(EpisodeVectorEnv):
         return list(self._pool.render(np.arange(self.num_envs)))
 
     def get_state(self) -> dict[str, Any] | None:
-        """None: a pool does not hand out its state."""
+        """None: a pool's state cannot be read."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Never called, since `get_state` gives nothing to go on from."""
+        """Never called, since `get_state` returns None."""
         raise self._error(TypeError("a pool takes no state"), "reset")
 
     def close(self) -> None:

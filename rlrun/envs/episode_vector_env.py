@@ -1,9 +1,9 @@
 """`EpisodeVectorEnv`: the sampling loop's interface to several copies of an environment.
 
-The loop never sees an autoreset mode: a step returns the true final observation of a finished
-sub-environment, and the loop itself asks for the next episode. Owns the interface and the checks of
-what environments return; `vector_env` and `native_vector_env` implement it. Knows nothing of
-policies, batches, connectors or Ray.
+The loop needs no autoreset modes: a step returns the final observation of a finished
+sub-environment, and the loop requests the next episode. Owns the interface and the checks of
+returned observations; `serial_vector_env`, `native_vector_env` and `envpool_env` implement it.
+Knows nothing of policies, batches, connectors or Ray.
 
     B        number of sub-environments (copies of the environment)
     env index index of a copy, 0..B-1
@@ -68,13 +68,13 @@ class EpisodeVectorEnv(Protocol):
         single_action_space: action space of one sub-environment.
         episode_seeds: whether `reset_envs` gives each episode its own seed. If so an episode is a
             function of its seed and its actions.
-        resets_single_envs: whether `reset_envs` can also break off an episode that has not ended.
-        offers_state: whether `get_state` returns one, which `set_state` restores after a reset.
+        resets_single_envs: whether `reset_envs` can also end an episode that is running.
+        offers_state: whether `get_state` returns a state, to be restored after a reset.
         every_step_counts: whether `valid` is always None and `failed_envs` always empty.
-        failed_envs: sub-environments whose environment raised in the last step and was built
-            again; the caller resets them. Always empty unless asked for.
-        valid: [B] after each step; False where the step was the environment's own reset, and the
-            row no transition. None: all rows are transitions.
+        failed_envs: sub-environments that raised in the last step and were rebuilt; the caller
+            resets them. Always empty without a `Rebuilder` that tolerates failures.
+        valid: bool [B] after each step; False where the step was the environment's own reset, and
+            the row is not a transition. None: all rows are transitions.
     """
 
     num_envs: int
@@ -97,23 +97,22 @@ class EpisodeVectorEnv(Protocol):
         if all sub-environments' were empty.
 
         Raises:
-            EnvError: a sub-environment raised, or returned NaN or something outside of its space.
+            EnvError: a sub-environment raised, or returned NaN or an observation outside its space.
         """
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
-        """Start an episode in the environments of ``mask``, each with its own one of the B
-        ``seeds``.
+        """Start an episode in the environments of ``mask``, each with its own of the B ``seeds``.
 
         Returns:
-            Observations [B, ...], of which the rows under ``mask`` are the reset ones; None if this
-            environment resets itself during the next step, whose row is then not `valid`.
+            Observations [B, ...], with the first ones of the new episodes in the rows of ``mask``;
+            None if the environment resets itself in the next step, whose row is then not `valid`.
         """
 
     def repeat(self, actions: Batched, due: BoolArray, seeds: Sequence[int]) -> Batched:
-        """Step the environments of ``due``; the observations [B, ...].
+        """Step the environments of ``due``; returns the observations [B, ...].
 
         The others stay at the beginning of their episodes, which have these ``seeds``. Called only
-        with `episode_seeds`. Here all make a step, and the others are then reset.
+        if `episode_seeds` is true. Here all make a step, and the others are then reset.
         """
         observations = self.step(actions)[0]
         return observations if due.all() else self.reset_envs(~due, seeds)
@@ -145,11 +144,11 @@ def replay_actions(
     Args:
         to_env: turns actions ``[B, ...]`` into the environments'.
         actions: actions of each sub-environment ``[n, ...]``, or None for none.
-        lives: numbers of actions after which each one was reset in the midst of its game.
+        lives: numbers of actions after which each was reset in the middle of its game.
 
     Returns:
-        The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was built
-        again: its other actions are not repeated, and the caller resets it.
+        The observations ``[B, ...]``; and bool ``[B]``, whether an environment raised and was
+        rebuilt: its remaining actions are not repeated, and the caller resets it.
     """
     failed = np.zeros(len(seeds), np.bool_)
     lengths = np.array([0 if part is None else len(part) for part in actions])
@@ -193,10 +192,9 @@ def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:
     """A cheap test of a batched observation for values that must stop the run.
 
     These are NaN and infinity in arrays of floats, and indices out of range of a Discrete or
-    MultiDiscrete space.
-    It is called at every vector step and costs a microsecond for each leaf of the space; images
-    cost nothing. A Box's bounds are checked before the first rollout only: many environments leave
-    them a little, and learning does not care.
+    MultiDiscrete space. The test runs in every vector step and takes a microsecond for each leaf of
+    the space; images cost nothing. It does not check a Box's bounds: many environments exceed them
+    a little, which does not harm learning.
     """
     if isinstance(space, spaces.Dict):
         return _any_part([(key, bad_value_test(part)) for key, part in space.spaces.items()])
@@ -216,8 +214,8 @@ def _nothing_to_test(_: Batched) -> bool:
 class FiniteTest:
     """A test of a batched array of floats for NaN and infinities: x . 0 is 0 unless there is one.
 
-    It is one call into BLAS, and exact. An infinity also makes numpy warn of an invalid value.
-    Policies compute in float32, in which some numbers of float64 are infinite.
+    It is a single BLAS call, and exact. An infinity also makes numpy warn of an invalid value.
+    Float64 is cast, since policies compute in float32, in which more numbers are infinite.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The one exception that carries a failure of the user's environment out of a runner.
+"""EnvError: the one exception for failures of the user's environment.
 
-It crosses process borders (Ray pickles it), so everything it needs to be read is plain text: the
-user's own traceback, without a frame of Ray or rlrun, comes first in its message.
+It is pickled between processes, so it holds plain text only: first in its message is the user's own
+traceback, without frames of Ray or rlrun.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rlrun.config.problems import user_traceback
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit, GeneratorExit)
-"""Exceptions of environments, ``sys.exit`` among them: it must not end the run as a success."""
+"""Exceptions of environments; with SystemExit, since ``sys.exit`` must not look like a success."""
 _LONGEST = 10_000  # characters of a reason, and of a traceback
 EnvPhase = Literal[
     "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
@@ -39,7 +39,7 @@ class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its pl
 
 
 def _shortened(text: str) -> str:
-    """A text without its middle if it is long: some exceptions show all of their data."""
+    """The text, without its middle if it is long: some exceptions print all of their data."""
     if len(text) <= _LONGEST:
         return text
     cut = f"... {len(text) - _LONGEST:,} characters ..."
@@ -47,7 +47,7 @@ def _shortened(text: str) -> str:
 
 
 class TooManyFailures(Exception):  # noqa: N818 - it becomes a part of an EnvError
-    """Why a failure of an environment is not survived; in one line."""
+    """A failure of an environment is not tolerated; the message is the reason, in one line."""
 
 
 class EnvError(Exception):
@@ -56,12 +56,12 @@ class EnvError(Exception):
     Attributes:
         env_id: name of the environment in the experiment.
         runner_index: 0 for the runner in the driver, 1..n for Ray actors.
-        sub-environment: index of the sub-environment within its runner.
+        env_index: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
         phase: call of the environment during which it happened.
         user_traceback: the user's traceback as text, empty if nothing was raised.
-        reason: one line: the exception, or the fault of the value that the environment returned.
-        note: one more line, why the failure is not survived; empty where it never is.
+        reason: one line: the exception, or what is wrong with the value that was returned.
+        note: one more line: why the failure is not tolerated; empty if none ever is.
     """
 
     exit_code = 1
@@ -100,7 +100,7 @@ class EnvError(Exception):
         env_step: int = -1,
         note: str = "",
     ) -> EnvError:
-        """Wrap what the environment raised, keeping only the user's own frames."""
+        """Wrap an exception of the environment, keeping only the user's own frames."""
         failure = EnvFailure.from_exception(error)
         return cls(
             env_id,
@@ -117,7 +117,7 @@ class EnvError(Exception):
         where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.env_index}"
         if self.env_step >= 0:
             where += f", step {self.env_step}"
-        # Without a traceback the reason is all there is; with one, its last line says it already.
+        # The last line of a traceback is the reason already.
         head = self.user_traceback.rstrip() if self.user_traceback else self.reason
         return f"{head}\n{self.phase} failed: {where}{self.note and '; ' + self.note}"
 

@@ -1,4 +1,4 @@
-"""Small environments to learn with and to test against: a memory is needed, or actions are odd.
+"""Small environments to learn with and to test against: they need a memory, or have odd actions.
 
 In an experiment file: ``env: StatelessCartPole``.
 """
@@ -11,11 +11,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-VISIBLE = [0, 2]  # position and angle; the velocities are what has to be remembered
+VISIBLE = [0, 2]  # position and angle, not the velocities
 
 
 class StatelessCartPole(gym.ObservationWrapper[Any, Any, Any]):
-    """CartPole-v1 without the velocities; only what was seen before tells them.
+    """CartPole-v1 without the velocities, which must be inferred from earlier observations.
 
     Args:
         max_episode_steps: time limit; the episode is truncated there.
@@ -40,10 +40,10 @@ class StatelessCartPole(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class StretchedPendulum(gym.wrappers.RescaleAction[Any, Any, Any]):
-    """Pendulum-v1 whose torque is asked for in other units: the action is in [low, high].
+    """Pendulum-v1 with its torque in other units: the action is in [low, high].
 
-    Solved only if actions are scaled to the space's bounds: what a policy puts out at first, around
-    0, would all be clipped to one and the same torque.
+    Solved only if actions are scaled to the space's bounds: an untrained policy's actions, around
+    0, would all be clipped to the same torque.
 
     Args:
         low: action for the strongest torque to one side.
@@ -59,10 +59,10 @@ class StretchedPendulum(gym.wrappers.RescaleAction[Any, Any, Any]):
 
 
 class RepeatAfterMe(gym.Env[np.int64, np.int64]):
-    """Shows a random token each step and rewards naming the one of ``delay`` steps before.
+    """Shows a random token each step and rewards naming the token of ``delay`` steps before.
 
-    The reward is 1 for the right token and -1 for any other; what was to be named in the first
-    ``delay`` steps is token 0. A policy without memory gets 0 on average, a perfect one ``length``.
+    The reward is 1 for the right token and -1 for any other; in the first ``delay`` steps token 0
+    is right. Of two tokens, a policy without memory gets 0 on average, a perfect one ``length``.
 
     Args:
         delay: steps to remember a token; 0 needs no memory.
@@ -101,9 +101,9 @@ class RepeatAfterMe(gym.Env[np.int64, np.int64]):
 class PlayCards(gym.Env[Any, np.int64]):
     """Plays each card of a hand once; the sooner a card is played, the more its value counts.
 
-    The observation shows the cards still there and, as its ``action_mask``, which they are; playing
-    one that is gone raises. A card's reward is its value, uniform in [0, 1], times the part of the
-    hand that was there; the best play is by value.
+    The observation shows the values of the remaining cards and, as ``action_mask``, which cards
+    remain; playing one that is gone raises. A card's reward is its value, uniform in [0, 1], times
+    the fraction of the hand that remained; the best order is from the highest value to the lowest.
 
     Args:
         num_cards: cards in a hand, and so steps of an episode.

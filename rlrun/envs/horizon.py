@@ -1,8 +1,8 @@
-"""Horizon: a limit on the steps of an episode that the runner sets, besides the environment's own.
+"""Horizon: the env runner's limit on the steps of an episode, besides the environment's own.
 
 Owns what `env_runners.horizon`, `soft_horizon`, `horizon_terminates` and `no_done_at_end` do to the
-flags of a step. A limit is a truncation, unless the settings say otherwise: the value of what would
-have followed bootstraps it. Numpy alone.
+flags of a step. The limit is a truncation, bootstrapped from the value of the next observation,
+unless the settings say otherwise. Numpy alone.
 
     B  sub-environments
 """
@@ -31,11 +31,12 @@ class Horizon:
     """Changes the flags of each step by the settings of the horizon.
 
     Args:
-        soft: whether episodes may go over into others without a reset; not in evaluation.
+        soft: whether to allow a soft horizon, at which the next episode begins without a reset;
+            not in evaluation.
 
     Attributes:
-        passed: bool ``[B]``, set by `flags`: sub-environments that go on although their episode is
-            over at a soft horizon.
+        passed: bool ``[B]``, set by `flags`: sub-environments at a soft horizon, whose next episode
+            begins without a reset.
     """
 
     def __init__(self, settings: EnvRunnersConfig, *, soft: bool = True) -> None:
@@ -47,7 +48,7 @@ class Horizon:
     def flags(
         self, steps: Array, terminateds: Array, truncateds: Array, valid: Array | None = None
     ) -> tuple[Array, Array]:
-        """Terminated and truncated, bool ``[B]``, as learning is to see them.
+        """Terminated and truncated, bool ``[B]``, as batches hold them.
 
         Args:
             steps: steps of the running episodes, this one included, int ``[B]``.
@@ -96,7 +97,7 @@ def make_horizon(
     soft: bool = True,
     can_reset: bool = True,
 ) -> Horizon | None:
-    """The limit that the settings ask for, None for none; see `Horizon`.
+    """The horizon of the settings; None if they set none.
 
     Args:
         can_reset: whether a single sub-environment can be reset.
@@ -117,7 +118,7 @@ def make_horizon(
 
 
 def time_limit(limit: float, settings: EnvRunnersConfig) -> float:
-    """An environment's own limit, raised if it is below the horizon; at a soft one, none."""
+    """An environment's own limit, if below the horizon raised to it; inf if that one is soft."""
     if settings.horizon is None or limit > settings.horizon:
         return limit
     return math.inf if settings.soft_horizon else settings.horizon

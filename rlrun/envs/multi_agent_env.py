@@ -36,17 +36,17 @@ Dicts = tuple[
 
 
 class MultiAgentEnv:
-    """An environment in which agents come and go; subclass it.
+    """Base of environments whose agents may join and leave during an episode.
 
     Agents with an observation act: the next `step` receives actions of exactly these agents, in
-    the order in which they joined. An agent joins with its first observation. It is silent while
-    it gets none, and what it is rewarded with meanwhile belongs to its last action. It leaves when
-    it is terminated or truncated, and does not come back in the episode.
+    the order in which they joined. An agent joins with its first observation. While it gets no
+    observation it does not act, and its rewards belong to its last action. It leaves when it is
+    terminated or truncated, and does not come back in the episode.
 
     Attributes:
         possible_agents: all agents that may take part in an episode.
-        observation_spaces, action_spaces: space of each possible agent.
-        metadata: ``render_fps`` and what else gymnasium's environments have there.
+        observation_spaces, action_spaces: spaces by possible agent.
+        metadata: as in gymnasium, for example ``render_fps``.
     """
 
     possible_agents: Sequence[Agent] = ()
@@ -57,29 +57,29 @@ class MultiAgentEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
-        """Start an episode; observations and infos of the agents that act first."""
+        """Start an episode; returns observations and infos of the agents that act first."""
         raise TypeError(f"{type(self).__name__} must define reset() without the base class's")
 
     def step(self, actions: dict[Agent, Any]) -> Dicts:
-        """Observations, rewards, terminateds, truncateds and infos, each by agent.
+        """Step; returns observations, rewards, terminateds, truncateds and infos, each by agent.
 
-        The two flags also have the key ``__all__``; an agent that is not named in them goes on.
+        The two dicts of flags also have the key ``__all__``; agents missing in them continue.
         """
         raise TypeError(f"{type(self).__name__} must define step() without the base class's")
 
     def render(self) -> Any:
-        """A frame, or None; gymnasium's render modes."""
+        """A frame, or None, for gymnasium's render modes."""
         return None
 
     def close(self) -> None:
-        """Give back what the environment holds."""
+        """Release the environment's resources."""
 
 
 class Copies(MultiAgentEnv):
-    """N agents, each in a copy of a single-agent environment of its own; see `make_multi_agent`.
+    """N agents, each in its own copy of a single-agent environment; see `make_multi_agent`.
 
     Attributes:
-        copies: environment of each agent.
+        copies: environments by agent.
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
@@ -119,11 +119,11 @@ class Copies(MultiAgentEnv):
 
     @property
     def offers_state(self) -> bool:
-        """Whether each copy hands out its state."""
+        """Whether all copies offer their states."""
         return all(map(offers_state, self.copies.values()))
 
     def get_state(self) -> dict[Agent, Any]:
-        """The state of each copy, and whose episodes go on."""
+        """The state of each copy, and the agents whose episodes are running."""
         states: dict[Agent, Any] = {name: take_state(env) for name, env in self.copies.items()}
         return {"copies": states, "playing": sorted(self._playing, key=str)}
 
@@ -153,7 +153,7 @@ def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..
     """
 
     def make(num_agents: int = 2, **kwargs: Any) -> MultiAgentEnv:
-        """Copies of an environment for one agent, one for each of ``num_agents`` agents."""
+        """One copy of a single-agent environment for each of ``num_agents`` agents."""
         if isinstance(env, str):
             return Copies(lambda: gym.make(env, disable_env_checker=True, **kwargs), num_agents)
         return Copies(lambda: env(**kwargs), num_agents)
@@ -169,10 +169,10 @@ def make_multi_agent_env(
 ) -> Any:
     """Build the multi-agent environment that ``spec`` names; PettingZoo's are adapted.
 
-    Wrappers are called with the environment as it was made.
+    Wrappers get PettingZoo's environments before they are adapted.
 
     Raises:
-        EnvError: phase "constructor", for every failure.
+        EnvError: for every failure, with phase "constructor".
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
     where: dict[str, Any] = {"runner_index": place.worker_index, "env_index": place.vector_index}
@@ -203,7 +203,7 @@ def _missing(env: Any) -> str | None:
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     for name in ("possible_agents", "observation_spaces", "action_spaces", "reset", "step"):
         if not hasattr(env, name):
-            return f"{kind} is no MultiAgentEnv: it has no {name}"
+            return f"{kind} is not a MultiAgentEnv: it has no {name}"
     for name in ("observation_spaces", "action_spaces"):
         lacking = [agent for agent in env.possible_agents if agent not in getattr(env, name)]
         if lacking:
@@ -212,13 +212,13 @@ def _missing(env: Any) -> str | None:
 
 
 def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bool:
-    """Reset and step ``env`` once; what it returns must be what it promised.
+    """Reset and step ``env`` once, and check what it returns against its spaces.
 
     Returns:
         Whether it drew from a global generator or from its own spaces.
 
     Raises:
-        EnvError: naming the environment, what it was doing and what is wrong.
+        EnvError: the environment raised, or returned something wrong.
     """
 
     def answered(phase: EnvPhase, call: Callable[[], Any], length: int) -> Any:
@@ -245,7 +245,7 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
 
 
 def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
-    """The fault of the return value of `reset` (2 dicts) or `step` (5); None if there is none."""
+    """What is wrong with the result of `reset` (2 dicts) or `step` (5 dicts); None for nothing."""
     names = ["observations", "rewards", "terminateds", "truncateds", "infos"]
     if length == 2:
         del names[1:4]
@@ -253,17 +253,17 @@ def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
         return f"must return {length} dicts by agent: {', '.join(names)}"
     for name, part in zip(names, answer, strict=True):
         if not isinstance(part, Mapping):
-            return f"must return dicts by agent, its {name} are of type {type(part).__name__}"
+            return f"must return dicts by agent, but its {name} are a {type(part).__name__}"
         known = (
             (*env.possible_agents, ALL, "__common__") if name != names[0] else env.possible_agents
         )
         strange = [agent for agent in part if agent not in known]
         if strange:
-            return f"has {name} of {strange[0]!r}, who is none of possible_agents"
+            return f"has {name} of {strange[0]!r}, which is not in possible_agents"
     for agent, observation in answer[0].items():
         problem = observation_problem(env.observation_spaces[agent], observation)
         if problem is not None:
-            return f"gave agent {agent!r} something wrong: {problem}"
+            return f"returned a wrong observation for agent {agent!r}: {problem}"
     return None if length == 2 else _reward_problem(answer[1])
 
 
@@ -275,15 +275,15 @@ def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
 
 
 class SubEnvs:
-    """The runner's environments, as recorders of a rollout see them.
+    """The sub-environments of an env runner.
 
     Args:
-        rebuild: makes the environment of a sub-environment again.
-        offers_state: whether they hand out their states.
+        rebuild: rebuilds the environment of the sub-environment with an index.
+        offers_state: whether the environments offer their states.
 
     Attributes:
-        parallel: whether they are elsewhere, and step at the same time.
-        waits: whether a step lasts until all sub-environments have made it.
+        parallel: whether they are in other processes, and step at the same time.
+        waits: whether each step waits for all sub-environments.
     """
 
     parallel = False
@@ -295,20 +295,20 @@ class SubEnvs:
         self.envs, self.rebuild, self.offers_state = list(envs), rebuild, offers_state
 
     def get_states(self) -> list[dict[str, Any] | None]:
-        """The state of each environment, None where they do not offer it."""
+        """The state of each environment; None if it is not offered."""
         return [take_state(env) if self.offers_state else None for env in self.envs]
 
     def set_state(self, env_index: int, state: dict[str, Any]) -> None:
-        """Have an environment, which was reset before, go on from its state."""
+        """Restore the state of an environment that has been reset."""
         give_state(self.envs[env_index], state)
 
     @property
     def busy(self) -> Sequence[int]:
-        """Sub-environments elsewhere whose step or reset has begun and not ended."""
+        """Sub-environments in other processes with a step or reset under way."""
         return ()
 
     def begin(self, env_index: int, method: str, *arguments: Any) -> None:
-        """Let a sub-environment that is elsewhere begin to step or to reset."""
+        """Begin a step or reset of a sub-environment in another process, without waiting."""
 
     def ready(self) -> Sequence[int]:
         """The busy sub-environments whose results are to be taken now."""

@@ -1,11 +1,12 @@
 """MultiAgentVectorEnv: steps multi-agent environments, and turns their dicts into arrays by slot.
 
-Owns which agent takes part in which episode, whose reward is whose, the horizon, and what is wrong
-with dicts that disagree. Must not know connectors, batches or how actions are chosen.
+Owns which agents take part in which episode, which action each reward belongs to, the horizon, and
+the errors of dicts that contradict each other. Must not know connectors, batches or how actions are
+chosen.
 
-Rewards of an agent that is silent add up and are credited to its last action, once it has an
-observation again or leaves. What comes with an agent's first observation, or before, rewards no
-action of its own: it counts nowhere.
+Rewards of an agent without observations add up; they are credited to its last action once it has an
+observation again or leaves. A reward with or before an agent's first observation belongs to no
+action of its own, and is dropped.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
 
 Ended = dict[int, tuple[bool, float]]
-"""Episodes that ended in a step, by sub-environment: whether by themselves, and their returns."""
+"""Episodes that ended in a step, by sub-environment: whether they terminated, and their returns."""
 
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
 _FIVE_DICTS = (dict,) * 5
@@ -63,7 +64,7 @@ class SubEnv:
     transitions: int = 0
     """Transitions of its agents since it began or was restored."""
     agents: dict[Any, AgentSlot] = field(default_factory=dict)
-    """All agents that have joined, in their order; also those that have left."""
+    """All agents that have joined, in order of joining, including those that have left."""
     actions: dict[Any, Any] = field(default_factory=dict)
     """Actions for the next step of the environment, by agent."""
     total: float = 0.0
@@ -76,9 +77,9 @@ class SubEnv:
 
 
 def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
-    """Let an environment, or the copies in one of `make_multi_agent`, not end before the horizon.
+    """Raise the time limits of an environment, or of the copies in `Copies`, to the horizon.
 
-    Where the limits of other environments of several agents are is not known.
+    Time limits within other multi-agent environments are not known.
     """
     for part in getattr(env, "copies", {"": env}).values():
         for limit in time_limits(part):
@@ -86,21 +87,21 @@ def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
 
 
 class MultiAgentVectorEnv:
-    """The sub-environments of a runner; see the module.
+    """The sub-environments of an env runner; see the module's docstring.
 
     Args:
-        envs: one for each sub-environment.
-        source: episodes that they run.
+        envs: the sub-environments.
+        source: plans their episodes.
         horizon: changes the flags of each step; None leaves them alone.
-        rebuilder: makes an environment again after it raised.
-        recorder: shown each step.
+        rebuilder: rebuilds an environment that raised.
+        recorder: called with each step.
 
     Attributes:
-        policies: slots by policy id; may change while no step is being made.
-        failed: sub-environments whose episode ended in the last step because they raised.
+        policies: slots by policy id; may change between steps.
+        failed: sub-environments that raised in the last step, which ended their episodes.
         stopped: whether the recorder has ended the rollout.
-        num_steps: env steps of the last step, of all sub-environments.
-        info_keys: numbers of the info with which an agent leaves that its metrics get.
+        num_steps: env steps of the last step, of all sub-environments together.
+        info_keys: keys of numbers in an agent's last info to put into its metrics.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class MultiAgentVectorEnv:
     def _start(self, sub: SubEnv, observations: Mapping[Any, Any] | None = None) -> None:
         """Begin the next episode, with a reset or with the observations of the one before.
 
-        Of a reset that is made elsewhere `_finish_resets` takes the observations.
+        `_finish_resets` takes the observations of resets in other processes.
         """
         sub.agents, sub.actions = {}, {}
         sub.goes_on = observations is not None
@@ -192,11 +193,11 @@ class MultiAgentVectorEnv:
 
     @staticmethod
     def set_start(sub: SubEnv, episode: PlannedEpisode, policies: tuple[str, ...]) -> None:
-        """Begin an episode for the policy mapping, with random numbers of its own."""
+        """Prepare the policy mapping for an episode, with its own random numbers."""
         sub.start = EpisodeStart(episode.seed, policies, episode.mapping_rng)
 
     def reset(self, sub: SubEnv) -> Mapping[Any, Any]:
-        """Reset the environment for its episode; the first observations, by agent."""
+        """Reset the environment for its episode; returns the first observations, by agent."""
         assert sub.episode is not None
         while True:
             try:
@@ -206,11 +207,11 @@ class MultiAgentVectorEnv:
                 continue
             if isinstance(observations, Mapping):
                 return observations
-            reason = "reset() must return a dict of observations by agent, and one of infos"
+            reason = "reset() must return two dicts by agent: observations and infos"
             raise self._error(sub, "reset", reason)
 
     def build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
-        """Make an environment again after it raised, or raise that error with its place."""
+        """Rebuild an environment that raised, or raise its error with its place."""
         envs, index = self.envs, sub.index
         try:
             envs.envs[index] = self._rebuilder.build(envs.rebuild, envs.envs[index], index, error)
@@ -221,11 +222,11 @@ class MultiAgentVectorEnv:
 
     @property
     def num_begun(self) -> int:
-        """Env steps that have begun and not ended."""
+        """Env steps that are under way."""
         return len(self.envs.busy) - len(self._resetting)
 
     def due(self, envs: Sequence[int] | None = None) -> dict[str, Due]:
-        """Slots that are to act now, by policy; in these sub-environments only, or in all."""
+        """Slots that act next, by policy; in these sub-environments only, or in all."""
         found = {}
         for policy_id, slots in self.policies.items():
             due = slots.due if envs is None else slots.due_in(envs)
@@ -239,7 +240,8 @@ class MultiAgentVectorEnv:
         """Step these sub-environments, or all that run an episode.
 
         Args:
-            actions: slots and the environment's actions of all that were due, by policy.
+            actions: the slots that were due and their actions, as the environment takes them, by
+                policy.
         """
         running = self.subs if envs is None else [self.subs[index] for index in envs]
         if self._idle and envs is None:
@@ -248,13 +250,13 @@ class MultiAgentVectorEnv:
         before = {}
         if self._recorder is not None:
             before = {sub.index: (sub.episode, sub.total) for sub in running}
-        came = self._step_envs(running)
-        self._credit(came)
-        ended = self._tell(came)
+        results = self._step_envs(running)
+        self._credit(results)
+        ended = self._update(results)
         transitions: list[AgentTransition] = []
         steps = self._take_steps(transitions if self._recorder is not None else None)
         if self._recorder is not None:
-            stepped = [sub for sub, _ in came]
+            stepped = [sub for sub, _ in results]
             shown = self._recorded(before, stepped, ended, transitions)
             self.stopped = bool(self._recorder(shown))
         return steps
@@ -275,12 +277,12 @@ class MultiAgentVectorEnv:
                     agent.unanswered = sub.step, deepcopy(agent.observation), action
 
     def _step_envs(self, subs: Sequence[SubEnv]) -> list[tuple[SubEnv, Dicts]]:
-        """Step the environments; the results of those that did not raise and are ready."""
-        came: list[tuple[SubEnv, Dicts]] = []
+        """Step the environments; returns the results of those that did not raise and are ready."""
+        results: list[tuple[SubEnv, Dicts]] = []
         self.failed = []
         for sub in subs:
-            # In the order of joining, in which a replay has them: an environment that goes through
-            # them may draw a random number for each.
+            # In the order of joining, as in a replay of the episode: an environment that iterates
+            # over them may draw a random number for each.
             sub.actions = {name: sub.actions[name] for name in sub.agents if name in sub.actions}
             if self.envs.parallel:
                 self.envs.begin(sub.index, "step", sub.actions)
@@ -297,17 +299,17 @@ class MultiAgentVectorEnv:
                 self.build_again_or_raise(sub, error, "step")
                 self.failed.append(sub.index)
                 continue
-            came.append((sub, dicts))
-        return came
+            results.append((sub, dicts))
+        return results
 
     def _ready(self) -> list[SubEnv]:
-        """Sub-environments that have made a step; in those that were reset, agents join."""
+        """Sub-environments whose steps are done; agents join in those whose resets are."""
         ready, resetting = self.envs.ready(), [sub.index for sub in self._resetting]
         self._finish_resets(ready)
         return [self.subs[index] for index in ready if index not in resetting]
 
     def _take_steps(self, transitions: list[AgentTransition] | None = None) -> dict[str, SlotStep]:
-        """The arrays of all policies to whose agents something happened."""
+        """The step as arrays, by policy, of those whose agents were updated."""
         steps = {}
         for policy_id, slots in self.policies.items():
             try:
@@ -321,12 +323,12 @@ class MultiAgentVectorEnv:
                 transitions += self._completed(*taken)
         return steps
 
-    # -- what the dicts say --------------------------------------------------------------------
+    # -- reading the dicts ---------------------------------------------------------------------
 
-    def _credit(self, came: list[tuple[SubEnv, Dicts]]) -> None:
-        """Rewards go to agents that have acted."""
-        for sub, dicts in came:
-            # Every step of a sub-environment comes here, so nothing of our own is called.
+    def _credit(self, results: list[tuple[SubEnv, Dicts]]) -> None:
+        """Credit rewards to the agents that have acted."""
+        for sub, dicts in results:
+            # This runs in every step of a sub-environment, so it calls no functions of rlrun.
             if not (
                 isinstance(dicts, tuple | list)
                 and len(dicts) == 5
@@ -352,10 +354,10 @@ class MultiAgentVectorEnv:
                 elif reward:
                     raise self.fault(agent, f"it is rewarded with {reward} after it has left")
 
-    def _tell(self, came: list[tuple[SubEnv, Dicts]]) -> Ended:
-        """File observations and ends; returns the episodes that ended."""
+    def _update(self, results: list[tuple[SubEnv, Dicts]]) -> Ended:
+        """Update agents by observations and flags; returns the episodes that ended."""
         ended: Ended = {}
-        for sub, dicts in came:
+        for sub, dicts in results:
             sub.step += 1
             agents = sub.agents
             terminateds: Flags = dicts[2]
@@ -384,7 +386,7 @@ class MultiAgentVectorEnv:
             sub.transitions += len(staying) - (len(agents) - num_agents)  # none of those that join
             if sub.silent > _MOST_SILENT_STEPS:
                 reason = (
-                    f"no agent has acted for {sub.silent} steps; a flag '{ALL}' ends an episode"
+                    f"no agent has acted for {sub.silent} steps; set '{ALL}' to end the episode"
                 )
                 raise self._error(sub, "step", reason)
         if self._resetting and self.envs.waits:
@@ -400,7 +402,7 @@ class MultiAgentVectorEnv:
             slots = self.policies[policy_id]
             env = self.envs.envs[sub.index]
             if agent_id not in env.possible_agents:
-                raise MappingError(f"agent {agent_id!r} is none of the env's possible agents")
+                raise MappingError(f"agent {agent_id!r} is not one of the env's possible agents")
             spaces = env.observation_spaces[agent_id], env.action_spaces[agent_id]
             require_spaces(agent_id, policy_id, spaces, slots.spaces)
         except MappingError as error:
@@ -429,10 +431,11 @@ class MultiAgentVectorEnv:
         return agent
 
     def _let_go(self, sub: SubEnv, dicts: Any, ended: Ended, *, passed: bool) -> Mapping[Any, Any]:
-        """Agents leave; returns the observations of the others, which stay.
+        """Let agents leave; returns the observations of those that stay.
 
         Args:
-            passed: a soft horizon; all leave, and those with an observation join once more.
+            passed: whether a soft horizon has passed: all leave, and those with an observation
+                join again.
         """
         observations, _, terminateds, truncateds, infos = dicts
         of_all = bool(terminateds.get(ALL, False)), bool(truncateds.get(ALL, False))
@@ -469,7 +472,7 @@ class MultiAgentVectorEnv:
         return staying
 
     def _add_numbers(self, sub: SubEnv, agent: AgentSlot, info: Mapping[str, Any]) -> None:
-        """Give an agent that leaves what the last info says of it."""
+        """Add the numbers in the last info of an agent that leaves to its metrics."""
         try:
             agent.metrics = info_numbers(info, self.info_keys)
         except ValueError as problem:
@@ -491,7 +494,7 @@ class MultiAgentVectorEnv:
     def _completed(
         self, step: SlotStep, agents: Sequence[AgentSlot], observations: Sequence[Any]
     ) -> Iterable[AgentTransition]:
-        """Transitions that a step has completed."""
+        """The transitions that a step has completed."""
         for i, (agent, obs) in enumerate(zip(agents, observations, strict=True)):
             if agent.unanswered is None:
                 continue
@@ -516,7 +519,7 @@ class MultiAgentVectorEnv:
         ended: Ended,
         transitions: list[AgentTransition],
     ) -> RecordedStep:
-        """The step as a recorder receives it."""
+        """The step in the form for recorders."""
         numbers: list[int | None] = [None] * len(self.subs)
         rewards = np.zeros(len(numbers))
         flags = np.zeros((2, len(numbers)), np.bool_)
@@ -535,7 +538,7 @@ class MultiAgentVectorEnv:
     # -- errors --------------------------------------------------------------------------------
 
     def fault(self, agent: AgentSlot, reason: str, step: int | None = None) -> EnvError:
-        """The error to raise for what the environment gave an agent."""
+        """The error to raise for an agent's wrong observation or reward."""
         reason = f"agent {agent.id!r} of policy {agent.policy_id!r}: {reason}"
         return self._error(self.subs[agent.env_index], "observation", reason, step)
 
@@ -554,7 +557,7 @@ class MultiAgentVectorEnv:
     def raised(
         self, error: BaseException, sub: SubEnv, phase: EnvPhase, note: str = ""
     ) -> EnvError:
-        """The error to raise for an error of the environment."""
+        """The error to raise for an exception of the environment."""
         step = -1 if phase == "reset" else sub.step
         where = {"runner_index": self._runner_index, "env_index": sub.index, "env_step": step}
         return EnvError.from_exception(error, self._env_id, phase, **where, note=note)

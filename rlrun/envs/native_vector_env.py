@@ -4,12 +4,12 @@ Owns the three autoreset modes of gymnasium 1.x, which no other file knows of. T
 ``metadata["autoreset_mode"]``, never assumed:
 
     DISABLED   the caller resets sub-environments by ``reset_mask``: exactly our interface
-    SAME_STEP  the observation at the end of an episode is already the next one's; the true last one
-               is taken out of ``infos["final_obs"]``, the reset one kept for `reset_envs`
-    NEXT_STEP  the step after the end is the reset and no transition. Where the class is known to
-               honour ``reset_mask`` (gymnasium's Sync and Async) sub-environments are reset by it,
-               with a seed for each episode; elsewhere (CartPole's own ignores the mask and resets
-               all sub-environments) `valid` marks the rows that are not transitions.
+    SAME_STEP  the observation at the end of an episode is already the next episode's; the final one
+               is in ``infos["final_obs"]``, and the first one is kept for `reset_envs`
+    NEXT_STEP  the step after the end is the reset and not a transition. If the class is known to
+               honour ``reset_mask`` (gymnasium's Sync and Async), sub-environments are reset by it,
+               with a seed for each episode; otherwise (CartPole's own ignores the mask and resets
+               all sub-environments) `valid` marks the rows that are transitions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _PLAIN = np.ndarray | bool | int | float | np.generic
-_WHOLE_VECTOR = -1  # the sub-environment of an error that no sub-environment can be blamed for
+_WHOLE_VECTOR = -1  # index in errors that cannot be attributed to a sub-environment
 
 
 def from_entry_point(
     spec: EnvSpec, num_envs: int, context: EnvContext, render_mode: str | None = None
 ) -> NativeVectorEnv:
-    """The vector environment that a gymnasium id brings itself, its time limit applied."""
+    """The vector environment of a gymnasium id's own vector entry point, with its time limit."""
     from rlrun.envs import atari
 
     kwargs = dict(context)
@@ -187,7 +187,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self._finished = np.array(state["finished"], bool)
 
     def _require_state(self) -> bool:
-        """Whether there is a state to go on from.
+        """Whether there is a state that a resumed run can continue from.
 
         Sub-environments with a seed for each episode need none: they are replayed.
         """
@@ -200,7 +200,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
 
         problem = state_problem(self._stateful, sampled, lambda stepped: False)
         if problem is not None:
-            _log.warning("%s offers its state, which is not used: %s", self._env_id, problem)
+            _log.warning("%s offers a state, which is not used: %s", self._env_id, problem)
         return problem is None
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
         return concatenate(space, rows, out)
 
     def _check_rows(self, observations: Batched) -> None:
-        """Raise if a row is out of order in a way that must stop the run."""
+        """Raise an EnvError if a row is not in the observation space."""
         check_rows(
             self.single_observation_space,
             observations,
@@ -280,10 +280,9 @@ def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:
 
 
 def _infos_by_env(infos: dict[str, Any], done: BoolArray, num_envs: int) -> EnvInfos | None:
-    """Gymnasium's dict of arrays (with masks ``_key``) as one dict for each environment that has
-    any.
+    """Gymnasium's dict of arrays (with masks ``_key``) as a dict for each environment with infos.
 
-    In SAME_STEP mode a finished sub-environment's info is the one of its last step.
+    In SAME_STEP mode a finished sub-environment's info is that of its last step.
     """
     final = infos.get("final_info")
     by_env: dict[int, dict[str, Any]] = {}

@@ -1,7 +1,7 @@
-"""PettingZoo's two interfaces as `MultiAgentEnv` has them.
+"""Adapters of PettingZoo's two interfaces to `MultiAgentEnv`.
 
-Owns the adapters: parallel environments, in which all agents act at once, and AEC environments, in
-which they take turns. PettingZoo itself is an extra, imported where an id of it is asked for.
+In parallel environments all agents act at once, in AEC environments they take turns. PettingZoo
+itself is an extra, imported only for its own ids.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlrun.envs.horizon import ALL
+
 PREFIX = "pettingzoo/"
-ALL = "__all__"
 
 
 def is_id(use: str) -> bool:
@@ -35,7 +36,7 @@ def make(use: str, kwargs: Mapping[str, Any]) -> Any:
 
 
 def adapted(env: Any) -> Any:
-    """Environments of PettingZoo in an adapter, others as they are."""
+    """The environment, in an adapter if it is one of PettingZoo's."""
     if hasattr(env, "agent_iter"):
         return TurnTaking(env)
     if hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)):
@@ -54,7 +55,7 @@ class _Adapter:
         self.metadata = env.metadata
 
     def render(self) -> Any:
-        """The environment's own."""
+        """The environment's frame."""
         return self._env.render()
 
     def close(self) -> None:
@@ -70,7 +71,7 @@ class Parallel(_Adapter):
         return self._env.reset(seed=seed, options=options)
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        """The episode is over when no agent is left."""
+        """Step; the episode ends when no agent is left."""
         observations, rewards, terminateds, truncateds, infos = self._env.step(actions)
         over = not self._env.agents
         cut = over and not any(terminateds.values())

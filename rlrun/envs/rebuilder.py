@@ -1,6 +1,6 @@
-"""Rebuilder: environments in place of those that raised, but not for ever and not without a word.
+"""Rebuilder: new environments in place of those that raised, within limits and with warnings.
 
-Owns which failures of environments are survived, and what the user reads of them. Must not know how
+Owns which failures of environments are tolerated, and how they are logged. Must not know how
 environments are stepped, nor which episodes they run.
 """
 
@@ -17,23 +17,23 @@ from rlrun.envs.watchdog import end_forked_copy
 
 _UNPROVEN = (
     "it has not run a whole episode yet; fault_tolerance.restart_failed_sub_environments=true "
-    "builds it again all the same"
+    "rebuilds it anyway"
 )
 
 _log = logging.getLogger(__name__)
 
 
 class Rebuilder:
-    """Makes the environments of sub-environments again, as far as their failures are survived.
+    """Rebuilds sub-environments whose environment raised, as far as failures are tolerated.
 
-    The log has the first failure with its traceback, and how many there were at 10, 100, ...
+    The first failure is logged with its traceback, then the 10th, the 100th, ...
 
-    Each failure costs a unit of a credit, which env steps bring back at the tolerated rate, up to
-    the failures that are tolerated in 1,000 env steps.
+    Failures are limited by a token bucket: each costs one token, and env steps bring tokens back at
+    the tolerated rate, up to the number of failures that are tolerated in 1,000 env steps.
 
     Args:
         env_id: name of the environment in the experiment.
-        when: whether failures are survived; "auto" needs environments that are proven.
+        when: whether failures are tolerated; "auto" does so once an episode has been completed.
         per_1000_steps: failures tolerated in 1,000 env steps of all sub-environments.
 
     Attributes:
@@ -47,7 +47,7 @@ class Rebuilder:
         self._env_id, self.when, self._per_1000_steps = env_id, when, per_1000_steps
         self.env_steps, self.proven = 0, False
         self._failures = 0
-        self._spent, self._spent_at = 0.0, 0  # of the credit, at this env step
+        self._spent, self._spent_at = 0.0, 0  # tokens spent, as of this env step
         self._process_id = os.getpid()
 
     def build(
@@ -56,7 +56,7 @@ class Rebuilder:
         """Close an environment that raised, and make another.
 
         Raises:
-            TooManyFailures: this failure is not survived.
+            TooManyFailures: this failure is not tolerated.
         """
         end_forked_copy(self._process_id)
         if not self.when or make is None:
@@ -72,16 +72,16 @@ class Rebuilder:
         failure = EnvFailure.from_exception(error)
         if self._failures == 1:
             said = failure.user_traceback.rstrip() or failure.reason
-            _log.warning("%s is built again in sub-env %d: %s", self._env_id, env_index, said)
+            _log.warning("%s is rebuilt in sub-env %d: %s", self._env_id, env_index, said)
         elif str(self._failures).strip("0") == "1":
-            message = "%s has been built again %d times, now in sub-env %d: %s"
+            message = "%s has been rebuilt %d times, now in sub-env %d: %s"
             _log.warning(message, self._env_id, self._failures, env_index, failure.reason)
         with suppress(*RAISED):
             env.close()
         return make(env_index)
 
     def get_state(self) -> dict[str, Any]:
-        """The counters that decide whether the next failure is survived."""
+        """The counters that decide whether the next failure is tolerated."""
         names = ("env_steps", "proven", "_failures", "_spent", "_spent_at")
         return {name.lstrip("_"): getattr(self, name) for name in names}
 

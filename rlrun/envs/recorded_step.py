@@ -21,7 +21,7 @@ class AgentTransition:
     obs: Any
     action: Any
     next_obs: Any
-    """The last observation again, if the agent left without another one."""
+    """``obs`` again if the agent left without another observation."""
     reward: float
     """Sum of the rewards since the action."""
     terminated: bool
@@ -45,14 +45,14 @@ class RecordedStep:
     terminateds: Array
     truncateds: Array
     episodes: list[int | None]
-    """Number of the episode in which each environment made a step; None where it made none, or one
-    beyond those that were asked for."""
+    """Number of each environment's episode; None where it made no step, or one that was not asked
+    for."""
     agents: Sequence[AgentTransition] = ()
     """Transitions of agents that this step has completed."""
     infos: Mapping[int, Mapping[str, Any]] | None = None
-    """Infos by environment, where an environment has one agent; None for no infos at all."""
+    """Infos by environment, if environments have one agent; None if there are no infos."""
     dropped: Mapping[int, int] = field(default_factory=dict)
-    """Environment -> number of its episode, where it raised. Evaluation repeats the episode."""
+    """Environment that raised -> number of its episode, which evaluation repeats."""
 
 
 Recorder = Callable[[RecordedStep], bool | None]

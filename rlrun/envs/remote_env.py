@@ -1,7 +1,7 @@
 """RemoteEnv: an environment in a Ray actor of its own; no other module here imports Ray.
 
-The actor reserves no CPU, so that sub-environments never wait for a place; it ends with the process
-that made it.
+The actor reserves no CPU, so that Ray never delays its start; it ends with the process that made
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RemoteEnv(EnvProxy):
 
     @staticmethod
     def ready(envs: Sequence[RemoteEnv], wait_s: float) -> list[bool]:
-        """Which environments have answered after ``wait_s``; waits for a first one if none has."""
+        """Whether each environment has answered after ``wait_s``; waits until at least one has."""
         answers = [env._answer for env in envs]
         done, others = ray.wait(answers, num_returns=len(answers), timeout=wait_s)
         if not done:

@@ -34,10 +34,10 @@ from rlrun.envs.rebuilder import Rebuilder
 class SerialVectorEnv:
     """Steps the sub-environments one after the other in this process; the default.
 
-    Observations are written in place into one buffer, nothing is copied, every episode has its own
-    seed, and an exception of the environment arrives as an `EnvError`. With a ``rebuilder``, which
-    has ``make`` make the environment again, an exception in a step puts the sub-environment among
-    `failed_envs` instead, and the caller resets it.
+    Observations are written in place into one buffer without further copies, every episode has its
+    own seed, and an exception of the environment is raised as an `EnvError`. If the ``rebuilder``
+    tolerates it, the environment is rebuilt by ``make`` instead; after a step it is then one of
+    `failed_envs`, which the caller resets.
     """
 
     episode_seeds = every_step_counts = True
@@ -71,10 +71,10 @@ class SerialVectorEnv:
         self._in_place = isinstance(self._buffer, np.ndarray)
         is_box = isinstance(self.single_observation_space, spaces.Box)
         self._box_shape = self.single_observation_space.shape if is_box else None
-        # Dtypes of a Box's rows, which are judged when they first come; wider integers, each time.
+        # Dtypes of a Box's rows that have been checked once; wider integers are checked each time.
         self._dtypes: set[Any] = set()
         self._nested_observations: list[Any] = [None] * size  # nested spaces only
-        # The test of the commonest space stands in `step` itself, without a call.
+        # The test for the most common space is inlined in `step`.
         self._floats: np.ndarray[Any, Any] | None = None
         self._has_bad_values: Callable[[Batched], bool] | None = None
         if is_box and self.single_observation_space.dtype == np.float32:
@@ -109,7 +109,7 @@ class SerialVectorEnv:
         return observations
 
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
-        """Start an episode in the environments of ``mask``; other rows stay as they were."""
+        """Start an episode in the environments of ``mask``; other rows are unchanged."""
         for env_index in mask.nonzero()[0].tolist():
             observation = self._first_observation(env_index, int(seeds[env_index]))
             if env_index not in self.failed_envs:
@@ -220,11 +220,11 @@ class SerialVectorEnv:
         return [env.render() for env in self.envs]
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """The environments' own states, see `take_state`."""
+        """The states of the environments, see `take_state`; None if they offer none."""
         return self._ask("get_state", [()] * self.num_envs) if self.offers_state else None
 
     def set_state(self, state: Any) -> None:
-        """Give each environment, which was reset before, its own state."""
+        """Restore the states of environments that have been reset."""
         self._ask("set_state", [(own_state,) for own_state in state])
 
     def _ask(self, phase: EnvPhase, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -246,7 +246,7 @@ class SerialVectorEnv:
             env.close()
 
     def _split(self, actions: Batched) -> Any:
-        """One action for each sub-environment; read-only, since they are rows of the batch."""
+        """One action for each sub-environment; read-only if they are rows of the batch."""
         if not self._plain_actions:
             return iterate(self._action_space, actions)
         if isinstance(actions, np.ndarray) and actions.ndim > 1:
@@ -278,7 +278,7 @@ class SerialVectorEnv:
     def _require_form(self, observation: Any, env_index: int, *, at_reset: bool = False) -> None:
         """Raise an `EnvError` if a Box's observation has another form: see `form_problem`.
 
-        Written into the buffer it would be broadcast or cut off without a word.
+        Written into the buffer it would be broadcast or truncated silently.
         """
         space = self.single_observation_space
         if not isinstance(space, spaces.Box):
@@ -324,7 +324,7 @@ class SerialVectorEnv:
 
 
 class ParallelVectorEnv(SerialVectorEnv):
-    """Sub-environments that are elsewhere, and so step at the same time.
+    """Sub-environments in other processes, which step at the same time.
 
     Args:
         envs: proxies of the sub-environments.

@@ -62,17 +62,17 @@ def make_vector_env(
     Args:
         spec: the environment; its function may also return a gymnasium vector environment.
         num_envs: B.
-        settings: give ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments one
-            after the other in this process, "async" in a process each, "vector_entry_point" is the
-            environment's own vectorisation, "envpool" is EnvPool's environment of that name),
-            ``env_wrappers``, ``preprocessor_pref`` and ``disable_env_checking``. The check finds
-            out whether infos have an ``action_mask``, which then is put into observations.
-        context: the constructors' `EnvContext`, but for the index of the sub-environment.
+        settings: read are ``gym_env_vectorize_mode`` ("auto" and "sync" step the sub-environments
+            one after the other in this process, "async" in a process each, "vector_entry_point" is
+            the environment's own vectorisation, "envpool" is EnvPool's environment of that name),
+            ``env_wrappers``, ``preprocessor_pref`` and ``disable_env_checking``. The check also
+            finds out whether infos have an ``action_mask``; it is then added to the observations.
+        context: the constructors' `EnvContext`, except for the index of the sub-environment.
         render_mode: passed to each sub-environment.
-        rebuilder: builds a sub-environment's environment again when it raises or its process ends;
-            not in environments that are vectors themselves.
-        created: called with the index and the environment of each sub-environment that is made,
-            also again; possible where they are in this process and no vector themselves.
+        rebuilder: rebuilds sub-environments that raise or whose process ends; not used for
+            environments that are vectors themselves.
+        created: called with the index and the environment of each sub-environment, whenever it is
+            built; for sub-environments in this process that are not a vector environment.
         env_timeout_s: limit of each call in other processes; see `end_late_calls` for this one.
 
     Raises:
@@ -117,9 +117,9 @@ def make_vector_env(
 
 
 def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: EnvContext) -> bool:
-    """Whether an environment offers a state that leads to the same steps again; says if not.
+    """Whether an environment's state reproduces its steps; warns if one is offered but does not.
 
-    Only training goes on in the middle of episodes.
+    Only training is resumed in the middle of episodes.
     """
     offered = offers_state(env)
     if not place.training or not (offered or offers_state(getattr(env, "unwrapped", None))):
@@ -161,13 +161,13 @@ def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: E
 def _refuse_of_vector(
     env_id: str, runner_index: int, rebuilder: Rebuilder | None, created: _Created | None
 ) -> None:
-    """Raise if something is wanted of single environments, which a vector does not have."""
+    """Raise if the settings need single environments, which a vector environment does not have."""
     if rebuilder is not None and rebuilder.when is True:
-        message = "sub-environments of a vector cannot be built again one by one; set it to auto"
+        message = "sub-environments of a vector cannot be rebuilt one by one; set it to auto"
         raise misfit("fault_tolerance.restart_failed_sub_environments", message)
     if created is not None:
-        reason = "its sub-environments are not objects that on_sub_environment_created could "
-        reason += "receive; on_environment_created receives the vector"
+        reason = "it is a vector environment, without objects for on_sub_environment_created; "
+        reason += "on_environment_created receives the vector"
         raise EnvError(env_id, "constructor", reason, runner_index=runner_index)
 
 
@@ -213,7 +213,7 @@ def make_sub_envs(
     created: _Created | None = None,
     env_timeout_s: float | None = None,
 ) -> SubEnvs:
-    """Build ``num_envs`` sub-environments in which agents come and go.
+    """Build ``num_envs`` sub-environments with agents that join and leave.
 
     Args:
         spec, settings, place, render_mode, created, env_timeout_s: see `make_vector_env`.
@@ -269,7 +269,7 @@ def make_sub_envs(
 
 
 def _elsewhere(settings: EnvRunnersConfig) -> Any:
-    """The kind of proxies for sub-environments that are not in this process."""
+    """The class of proxies for sub-environments outside this process; None for none."""
     if settings.remote_worker_envs:
         from rlrun.envs.remote_env import RemoteEnv
 
@@ -284,9 +284,7 @@ def _from_envpool(
     place: EnvContext,
     render_mode: str | None,
 ) -> EpisodeVectorEnv:
-    """One pool of all environments; in evaluation one for each, so that each episode has its own
-    seed.
-    """
+    """One pool for all sub-environments; in evaluation one for each, to seed each episode."""
     from rlrun.envs.envpool_env import PooledVectorEnv, PoolSubEnv, pool_maker
 
     make, check = pool_maker(spec, settings, place, render_mode), not settings.disable_env_checking

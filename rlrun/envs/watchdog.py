@@ -1,8 +1,8 @@
-"""Watchdog: ends calls of environments that do not return, or return twice.
+"""Watchdog: ends calls of environments that do not return, or return twice after a fork.
 
-Owns which call of the main thread is an environment's, for how long it has lasted, and how it is
-ended. Must not know what environments are, nor what follows. A call that returns costs nothing: a
-thread looks at the stack of the main thread now and then.
+Owns which call of the main thread is an environment's, how long it has lasted, and how it is ended.
+Must not know what environments are, nor what follows. Calls that return cost nothing: a thread
+inspects the stack of the main thread now and then.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SIGNAL_S = 2.5
 _log = logging.getLogger(__name__)
 
 OnLate = Callable[[FrameType, float], None]
-"""Called with an environment's call that is late, and the seconds that it has lasted, until it has
-returned; in the thread of the watchdog."""
+"""Called repeatedly, in the watchdog's thread, with a late call of an environment and the seconds
+that it has lasted, until it returns."""
 
 
 class EnvTimeoutError(Exception):
@@ -43,13 +43,13 @@ class EnvTimeoutError(Exception):
 
 
 class CallEnded(BaseException):
-    """A signal has ended a call of an environment that did not return; not an error of its own."""
+    """A signal ended a call of an environment that did not return; not the environment's error."""
 
 
 class CallWatch:
-    """Finds calls of environments by the main thread that last longer than ``limit_s``.
+    """Finds calls of environments in the main thread that last longer than ``limit_s``.
 
-    Lasts until `stop`, or as long as there is a reference to it.
+    Watches until `stop`, or as long as there is a reference to it.
     """
 
     def __init__(self, limit_s: float, on_late: OnLate) -> None:
@@ -66,7 +66,7 @@ class CallWatch:
         self._stopped.set()
 
     def look(self) -> None:
-        """Look which call is under way."""
+        """Check the call that is under way."""
         call = call_of_env(sys._current_frames().get(threading.main_thread().ident or 0))
         # The reference keeps the frame: no other call can have one that is equal.
         if call is None or call is not self._call:
@@ -87,7 +87,7 @@ def _watch(of: weakref.ref[CallWatch], stopped: threading.Event, pause_s: float)
 
 
 def call_of_env(innermost: FrameType | None) -> FrameType | None:
-    """The frame of an environment that was called from here, the outermost of them; or None."""
+    """The outermost frame of an environment's code that `rlrun.envs` has called; None for none."""
     called: FrameType | None = None
     for frame in _outwards(innermost):
         module = str(frame.f_globals.get("__name__"))
@@ -109,7 +109,7 @@ _late: set[FrameType] = set()  # calls that are to be ended
 
 
 def close_in_time(close: Callable[[], None], limit_s: float = CLOSE_S) -> None:
-    """Close environments; one that raises, or does not return, is only warned of.
+    """Close environments; only warn of those that raise or do not return.
 
     The limit holds in the main thread.
     """
@@ -118,7 +118,7 @@ def close_in_time(close: Callable[[], None], limit_s: float = CLOSE_S) -> None:
     try:
         close()
     except RAISED as error:
-        _log.warning("an environment does not close: %s: %s", type(error).__name__, error)
+        _log.warning("an environment failed to close: %s: %s", type(error).__name__, error)
         _log.info("its traceback:", exc_info=error)
     finally:
         if watch is not None:
@@ -128,12 +128,11 @@ def close_in_time(close: Callable[[], None], limit_s: float = CLOSE_S) -> None:
 def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
     """Raise `EnvTimeoutError` in calls of environments that last longer; None sets no limit.
 
-    The error arises where the environment is, and its traceback shows that. A call that does not
-    come back to Python ends the process instead, after twice the time and with the stacks of all
-    threads on stderr.
+    The traceback of the error shows where the environment was. A call that does not return to
+    Python ends the process instead, after twice the time, with the stacks of all threads on stderr.
 
     Args:
-        limit: name of the limit in messages; default the setting.
+        limit: name of the limit in messages; default: the setting.
 
     Raises:
         RuntimeError: this is not the main thread.
@@ -153,7 +152,9 @@ def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
         waits = call.f_back is not None and call.f_back.f_code.co_name in _WAITING
         limit = limit_s + _MORE_S if waits else limit_s
         if lasted_s > 2 * limit + _MORE_S:
-            sys.stderr.write(f"an environment does not answer within {setting}, nor does it end:\n")
+            sys.stderr.write(
+                f"an environment gave no answer within {setting} and cannot be ended:\n"
+            )
             faulthandler.dump_traceback(sys.stderr)
             os._exit(_EXIT_CODE)
         if lasted_s > limit:
@@ -165,18 +166,18 @@ def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
 
 
 def end_forked_copy(process_id: int) -> None:
-    """End this process if it is another one: an environment has forked it, and it came back.
+    """End this process if it is a fork of process ``process_id`` that returned from an environment.
 
-    As after a fork whose child was to run another program, and did not find it: it would train on,
-    in the same folder and on the same connections.
+    This happens if the child of a fork was to run another program and did not find it: the child
+    would go on training, in the same folder and on the same connections.
     """
     if os.getpid() != process_id:
-        sys.stderr.write("a process that an environment forked came back from it, and is ended\n")
+        sys.stderr.write("a process that an environment forked returned from it, and was ended\n")
         os._exit(_EXIT_CODE)
 
 
 def end_calls_after(number: signal.Signals) -> None:
-    """After this signal, raise `CallEnded` in calls of environments that last `SIGNAL_S`."""
+    """After this signal, raise `CallEnded` in calls of environments that last over `SIGNAL_S`."""
     main, watches = threading.main_thread().ident or 0, list[CallWatch]()
 
     def handle(_: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""Wrappers of environments: those that an experiment names, and the one that obeys masks in infos.
+"""Wrappers of environments: those that an experiment names, and the one for masks in infos.
 
-Owns `env_runners.env_wrappers`, and what becomes of an ``action_mask`` in an environment's infos.
-Must not know how environments are made or stepped.
+Owns `env_runners.env_wrappers`, and the use of an ``action_mask`` in an environment's infos. Must
+not know how environments are made or stepped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlrun.data.nested import ACTION_MASK, OBSERVATION, has_action_mask
 
 @dataclass(frozen=True)
 class EnvWrapper:
-    """One of `env_runners.env_wrappers`; with its code, since other processes call it, too."""
+    """One of `env_runners.env_wrappers`, with its code, so that it can be sent to processes."""
 
     name: str
     wrap: Any
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, env: Any) -> Any:
-        """The environment inside of the wrapper; what is raised has a note that names it."""
+        """Wrap the environment; exceptions get a note that names the wrapper."""
         try:
             return self.wrap(env, **copy.deepcopy(dict(self.kwargs)))
         except Exception as error:
@@ -43,7 +43,7 @@ def find_wrappers(specs: Sequence[UseSpec]) -> tuple[EnvWrapper, ...]:
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts the ``action_mask`` of each info into the observation, where policies obey it.
+    """Copies the ``action_mask`` of each info into the observation, where policies find it.
 
     Observations become ``{"observation": ..., "action_mask": ...}``; a Dict gets the mask as one
     more entry. The info of an episode's last step need not have one.
@@ -78,7 +78,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         if mask is None or np.shape(mask) != self._all.shape:
             found = "none" if mask is None else f"one of shape {np.shape(mask)}"
             expected = f"each info must have an action_mask of shape {self._all.shape}"
-            raise ValueError(f"{expected}, as the first one had: this one has {found}")
+            raise ValueError(f"{expected}, like the first info; this one has {found}")
         parts = observation if self._nested else {OBSERVATION: observation}
         return {**parts, ACTION_MASK: (np.asarray(mask) != 0).astype(np.int8)}
 

@@ -363,8 +363,8 @@ def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
         (Observes, np.array([0, np.nan], np.float32), r"NaN at index \(1,\)"),
         (Observes, np.array([-np.inf, 0], np.float32), r"an infinity at index \(0,\)"),
         (Observes, [0.0, 1e39], "an infinity"),  # beyond float32
-        (ObservesDoubles, np.array([0.0, -1e39]), r"-1e\+39, which is an infinity in float32"),
-        (Observes, np.float32(3), r"shape \(\), the space says \(2,\)"),
+        (ObservesDoubles, np.array([0.0, -1e39]), r"-1e\+39, which is infinite in float32"),
+        (Observes, np.float32(3), r"shape \(\), but the space has \(2,\)"),
         (Observes, np.zeros(1, np.float32), r"shape \(1,\)"),
         (Observes, np.zeros((1, 2), np.float32), r"shape \(1, 2\)"),
         (Observes, np.array([0, 1j]), "dtype complex128"),

@@ -388,7 +388,7 @@ def test_an_environment_that_raises_is_built_again_and_its_episode_dropped():
         ("NOT_A_NUMBER", "agent 'a' of policy 'p': observation holds NaN", 1),
         ("INFINITE_REWARD", "agent 'a' of policy 'p': the reward is inf", 0),
         ("NO_AGENT", "the episode ended before any agent had an observation", 0),
-        ("STRANGER", "agent 'z' is none of the env's possible agents", 0),
+        ("STRANGER", "agent 'z' is not one of the env's possible agents", 0),
         ("NO_DICT", "step() must return five dicts by agent", 0),
         ("NO_INFOS", "step() must return five dicts by agent", 0),
         ("NO_REWARD", "agent 'a' of policy 'p': its reward is None, which is not a number", 0),
@@ -408,7 +408,7 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         gym.spaces.Box(0, 255, (2,), np.uint8),
         np.zeros(2, np.uint8),
         np.array([300.7, -1.2]),
-        "dtype float64, the space says uint8",
+        "dtype float64, but the space has uint8",
     ),
     "small integers": (
         gym.spaces.Box(-128, 127, (2,), np.int8),

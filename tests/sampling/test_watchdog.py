@@ -52,7 +52,7 @@ def test_a_call_that_does_not_return_is_an_error_with_its_place(runner, how, whe
 def test_a_sub_environment_that_hangs_is_built_again_like_one_that_raises(runner, caplog):
     batch = runner(how="sleep", rebuilt=True).sample()
     assert len(batch) == 20
-    assert "is built again in sub-env 0" in caplog.text
+    assert "is rebuilt in sub-env 0" in caplog.text
     assert "EnvTimeoutError: no answer" in caplog.text
 
 
@@ -98,7 +98,7 @@ def test_in_a_process_of_its_own_as_well(runner, how):
 )
 def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said):
     close_in_time(SerialVectorEnv([Hanging(how, "close", at=1)], "Hanging").close, LIMIT_S)
-    assert f"an environment does not close: {said}" in caplog.text
+    assert f"an environment failed to close: {said}" in caplog.text
 
 
 @pytest.mark.faults
