@@ -1,8 +1,9 @@
-"""Calls to a set of Ray actors of which any may fail: `FaultTolerantActorManager`.
+"""Calls to a set of Ray actors, any of which may fail: `FaultTolerantActorManager`.
 
-Owns which actors are healthy, what is in flight to whom, and their restarts. Knows nothing of what
-the actors do. An exception of the called code is a result like any other (the actor works on); only
-an error of Ray's, which means that the actor itself is gone or unreachable, makes it unhealthy.
+Owns which actors are healthy, which calls are in flight to each, and their restarts. Knows nothing
+of what the actors do. An exception of the called code is a result like any other, and the actor
+works on; only an error of Ray, which means that the actor is gone or unreachable, makes it
+unhealthy.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class CallResult:
     """The outcome of one call.
 
     Attributes:
-        error: the exception of the called code as it was raised there, or Ray's.
-        actor_failed: the error is Ray's: the actor is unhealthy now.
+        error: the exception that the called code raised, or Ray's.
+        actor_failed: whether the error is Ray's, which makes the actor unhealthy.
     """
 
     actor_id: int
@@ -41,7 +42,7 @@ class CallResult:
         return self.error is None
 
     def death(self) -> str:
-        """Why the actor died: one line out of Ray's twenty."""
+        """Why the actor died, as one line from the twenty of Ray's message."""
         line = " ".join(str(self.error).split()).rpartition("Worker exit detail: ")[2]
         return line.partition(" Some common causes")[0]
 
@@ -112,17 +113,17 @@ class FaultTolerantActorManager:
         return time.monotonic() - min(started for _, started in calls) if calls else 0.0
 
     def add_actor(self) -> int:
-        """Start one more actor; returns its id, the lowest behind all others."""
+        """Start one more actor; returns its id, one above the highest."""
         actor_id = max(self._actors, default=self._first_id - 1) + 1
         self._actors[actor_id] = _Actor(self._factory(actor_id, False))
         return actor_id
 
     def remove_actor(self, actor_id: int) -> None:
-        """End an actor for good."""
+        """End an actor and forget its id."""
         _kill(self._actors.pop(actor_id).handle)
 
     def set_unhealthy(self, actor_id: int) -> None:
-        """Send the actor nothing until it is restored; what was in flight to it is forgotten."""
+        """Send the actor nothing until it is restored; its unfinished calls are forgotten."""
         actor = self._actors[actor_id]
         actor.healthy = False
         actor.in_flight.clear()
@@ -146,7 +147,7 @@ class FaultTolerantActorManager:
     def call_each(
         self, calls: Mapping[int, tuple[Any, ...]], *, timeout_s: float | None = None
     ) -> list[CallResult]:
-        """Call ``(method, *args)`` of each actor at once; results as of `foreach_actor`."""
+        """Like `foreach_actor`, with ``(method, *args)`` for each actor id."""
         refs = {
             getattr(self._actors[i].handle, method).remote(*args): i
             for i, (method, *args) in calls.items()
@@ -164,11 +165,11 @@ class FaultTolerantActorManager:
         tag: Hashable = None,
         actor_ids: Iterable[int] | None = None,
     ) -> list[int]:
-        """Send a call to each healthy actor that has room for it, and go on.
+        """Send a call to each healthy actor that has room for it, without waiting.
 
         Returns:
-            Ids of the actors that took the call. To the others, which have ``max_in_flight``
-            unfinished calls or are unhealthy, it was not sent.
+            Ids of the actors that the call was sent to; the others are unhealthy or have
+            ``max_in_flight`` unfinished calls.
         """
         taken = []
         for actor_id in self.actor_ids if actor_ids is None else sorted(actor_ids):
@@ -186,10 +187,10 @@ class FaultTolerantActorManager:
         timeout_s: float | None = 0.0,
         gather_s: float = 0.0,
     ) -> list[CallResult]:
-        """The results that are there, in ascending id; waits ``timeout_s`` for the first of them.
+        """The results that are ready, by ascending id; waits ``timeout_s`` for the first of them.
 
-        An actor's results come in the order of its calls: one that Ray has before an earlier one
-        waits for it.
+        An actor's results are returned in the order of its calls, even if Ray has a later one
+        first.
 
         Args:
             tags: fetch only calls with one of these tags; None fetches all.
@@ -222,7 +223,7 @@ class FaultTolerantActorManager:
         return self._results(finished)
 
     def probe_unhealthy_actors(self, method: str = "ping", timeout_s: float = 30.0) -> list[int]:
-        """Ask unhealthy actors whether they are back; returns those that answered in time."""
+        """Call unhealthy actors; those that answer in time are healthy again and are returned."""
         unhealthy = [i for i in self.actor_ids if not self._actors[i].healthy]
         results = self.foreach_actor(
             method, actor_ids=unhealthy, healthy_only=False, timeout_s=timeout_s
@@ -237,7 +238,7 @@ class FaultTolerantActorManager:
         return self._actors[actor_id].restarts < self._max_restarts
 
     def restart(self, *actor_ids: int) -> None:
-        """Replace actors by new ones with the same ids; what was in flight to them is forgotten.
+        """Replace actors by new ones with the same ids; their unfinished calls are forgotten.
 
         Raises:
             RuntimeError: one has no restart left; none is replaced.

@@ -1,12 +1,12 @@
 """EnvRunnerGroup: all env runners of an algorithm, whether one in this process or many Ray actors.
 
-Owns synchronous rounds of sampling. What becomes of a runner that fails is in `RemoteRunners`.
-Must not know policies, batches or learning; imports Ray only for remote runners.
+Owns synchronous rounds of sampling; `RemoteRunners` handles runners that fail. Must not know
+policies, batches or learning; imports Ray only for remote runners.
 
 A round asks each runner for one fragment. Weights enter the object store once and travel with the
-request. A runner that dies in the middle comes back with the same index, in the state of its last
-reply, and is asked for the same fragment again: since every random number is a function of the
-seed, the data are what they would have been.
+request. A runner that dies in the middle is restarted with the same index, in the state of its last
+reply, and asked for the same fragment again: since every random number is a function of the seed,
+the data are the same as if it had not died.
 """
 
 from __future__ import annotations
@@ -165,13 +165,13 @@ class EnvRunnerGroup(OldNames):
             request: None asks for the next fragment of the configured length.
             lengths: steps of each sub-environment for runner 1, 2, ...; None takes the request's
                 for all.
-            weights: the policies', put into the object store once. Runners take over those that
-                come with a request if its `weights_version` is new; all others as `sync_weights`.
+            weights: the policies' weights, put into the object store once. With a request, runners
+                load them if its `weights_version` is new; without one, as `sync_weights` does.
 
         Raises:
-            EnvError: an environment failed, and would again.
-            EnvRunnersError: a runner did not answer in ``sample_timeout_s``, nor did the one that
-                replaced it; or failures that the fault-tolerance settings do not cover.
+            EnvError: an environment failed, and would fail again.
+            EnvRunnersError: a runner and its replacement did not answer in ``sample_timeout_s``, or
+                a failure is not covered by the fault-tolerance settings.
         """
         if request is None:
             if weights is not None:
@@ -195,10 +195,10 @@ class EnvRunnerGroup(OldNames):
         *,
         queued: bool = False,
     ) -> Round:
-        """As `sample` of remote runners, without waiting; `Round.replies` does.
+        """Begin a round of `sample` on remote runners, without waiting; `Round.replies` waits.
 
         Args:
-            queued: behind a round whose replies have not been taken.
+            queued: whether a round before it is still under way; this one follows it.
         """
         assert self.remote is not None
         by_runner = None if lengths is None else dict(zip(self.indices, lengths, strict=True))
@@ -221,15 +221,15 @@ class EnvRunnerGroup(OldNames):
         """``function(runner)`` for the local runner if there is one, then all healthy remote ones.
 
         Raises:
-            BaseException: the first that a call raised.
+            BaseException: the first exception of a call.
         """
         local = [] if self.local_env_runner is None else [function(self.local_env_runner)]
         return local if self.remote is None else local + self.remote.foreach(function)
 
     def foreach_env(self, function: Callable[[Any], Any]) -> list[list[Any]]:
-        """``function(env)`` of each sub-environment, where it is, by runner.
+        """``function(env)`` for each sub-environment, in its own process, by runner.
 
-        Runners as of `foreach_env_runner`.
+        The runners are those of `foreach_env_runner`.
 
         Raises:
             TypeError: the environment is a vector, whose sub-environments are not objects.
@@ -237,11 +237,11 @@ class EnvRunnerGroup(OldNames):
         return self.foreach_env_runner(lambda runner: runner.foreach_env(function))
 
     def sync_weights(self, weights: Mapping[str, Any]) -> None:
-        """Have all runners act with these weights, by policy id; other policies keep theirs.
+        """Set the weights of all runners, by policy id; policies not named keep theirs.
 
-        Those of an only policy may come without its id. They enter the object store once, and are
-        what runners act with that are started later. `sample` takes weights along with its request
-        instead.
+        The weights of a single policy may be passed without its id. They enter the object store
+        once, and runners started later receive them, too. `sample` can send weights with its
+        request instead.
         """
         if self.local_env_runner is not None:
             self.local_env_runner.set_weights(weights)
@@ -249,9 +249,9 @@ class EnvRunnerGroup(OldNames):
             self.remote.sync_weights(weights)
 
     def resize(self, num_env_runners: int) -> None:
-        """Have so many remote runners: end the last ones, or start more, and those that were lost.
+        """Change the number of remote runners: end the last ones, or start more; restart lost ones.
 
-        A new one begins its first episodes; one that was there before goes on where it stood.
+        A new runner begins its first episodes; one that existed before continues where it was.
 
         Raises:
             ValueError: there are no remote runners, or none would be left.
@@ -259,7 +259,7 @@ class EnvRunnerGroup(OldNames):
             EnvRunnersError: Ray found no place for an actor; the group is as it was.
         """
         if self.remote is None or num_env_runners < 1:
-            raise ValueError("only remote env runners come and go, and one of them stays")
+            raise ValueError("only remote env runners can be added or removed, and one must remain")
         before, self._num_remote = self._num_remote, num_env_runners
         try:
             self.remote.resize(num_env_runners)
@@ -270,22 +270,22 @@ class EnvRunnerGroup(OldNames):
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """The state of each runner after the last of its replies that was taken, by runner index.
 
-        None for a runner of which no reply has been taken: it begins again.
+        None if no reply of the runner has been taken: it starts over.
         """
         if self.remote is None:
             return {0: self.local_env_runner.get_state()}
         return self.remote.get_states()
 
     def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
-        """Have each runner go on from its state of `get_states`.
+        """Restore the states of `get_states`.
 
-        Where their number has changed, those that had none begin with fresh episodes, and the
-        running episodes of those that are gone are given up; the log says so.
+        If the number of runners has changed, runners without a state begin with fresh episodes, and
+        the running episodes of removed runners are dropped, with a warning.
         """
         if states.keys() != set(self.indices):
             _log.warning(
-                "env runners %s go on in place of %s: new ones begin with fresh episodes, "
-                "the running episodes of those that are gone are given up",
+                "env runners %s continue in place of %s: new ones begin with fresh episodes, "
+                "the running episodes of removed ones are dropped",
                 ", ".join(map(str, self.indices)),
                 ", ".join(map(str, sorted(states))),
             )
@@ -298,9 +298,9 @@ class EnvRunnerGroup(OldNames):
             self.local_env_runner.set_state(states[0])
 
     def interrupt(self) -> None:
-        """End the round under way, by KeyboardInterrupt, if an environment of it hangs or fails.
+        """End the round under way, with KeyboardInterrupt, if an environment hangs or fails in it.
 
-        Hanging ones are found on this node.
+        Only runners on this node can be interrupted while they hang.
         """
         if self.remote is not None:
             self.remote.interrupt()
@@ -314,7 +314,7 @@ class EnvRunnerGroup(OldNames):
 
 
 def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
-    """Observation and action space of an environment that is made for this."""
+    """Observation and action space, from an environment that is made for this purpose."""
     from rlrun.envs.env import EnvContext
     from rlrun.envs.vector_env import make_vector_env
 
@@ -330,13 +330,13 @@ def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
 class Round:
     """A request to each remote runner, sent at once; repeated until it has answered or is lost.
 
-    A round whose `replies` were not returned is given up by the next one: runners sample it as if
-    the other had not been asked for.
+    A round whose `replies` were not returned is dropped by the next one: runners sample as if it
+    had not been requested.
 
     Args:
         lengths: steps of each sub-environment, by runner; None takes the request's for all.
-        tasks: what runners do with the request, others than these get none; None samples fragments.
-        queued: behind a round whose replies have not been taken.
+        tasks: task of each runner that gets the request; None sends it to all, to sample fragments.
+        queued: whether a round before it is still under way; this one follows it.
     """
 
     def __init__(
@@ -394,7 +394,7 @@ class Round:
         self._deadline = time.monotonic() + self._remote.timeout_s
 
     def ask_replaced(self) -> None:
-        """Ask runners again that were replaced meanwhile, and have lost what they were asked."""
+        """Repeat the requests of runners that were replaced meanwhile, and so have lost them."""
         lost = [i for i in self._pending if not self._remote.actors.num_in_flight(i)]
         self._pending.difference_update(lost)
         self._ask_again(lost)
@@ -431,10 +431,10 @@ def synchronous_parallel_sample(
 
     Args:
         group: the runners.
-        max_env_steps: go on until the batches hold so many env steps; whole rounds can overshoot.
+        max_env_steps: stop at this many env steps; whole rounds can overshoot.
         max_agent_steps: the same in agent steps. Without either limit: one round.
         weights: sent to the runners with the first round.
-        concat: one batch; otherwise a list of one batch a runner and round.
+        concat: return one batch; otherwise a list with one batch per runner and round.
 
     Raises:
         ValueError: both limits are given.

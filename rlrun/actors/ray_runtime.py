@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # of a local Ray: fragments and weights, a few in flight
 STACK_SIGNAL = signal.SIGUSR2
-"""Has a worker write its stack to stderr."""
+"""Signal that makes a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
 _LEAST_FILES = 96
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
@@ -82,7 +82,7 @@ def preflight(
         CPUs that each env runner reserves where `num_cpus_per_env_runner` is "auto".
 
     Raises:
-        ResourceError: with both numbers and a setting that fits, for each resource that lacks.
+        ResourceError: with both numbers and a setting that fits, for each resource that is short.
     """
     if learners is not None:
         of_all = {"num_learners": learners.num_learners * num_networks}
@@ -97,7 +97,7 @@ def preflight(
         if number * each > there:
             problems.append(
                 f"{number} env runners need {number * each:g} of the custom resource {name!r}, "
-                f"{where} has {there:g}: set env_runners.custom_resources_per_env_runner "
+                f"but {where} has {there:g}: set env_runners.custom_resources_per_env_runner "
                 "to what the cluster offers"
             )
     if learners is not None and not problems:
@@ -127,7 +127,7 @@ def _share(
     learners: LearnersConfig | None,
     evaluation: EnvRunnersConfig | None,
 ) -> float:
-    """1, or the hundredths of a CPU that there are for each env runner; 1 if there are none."""
+    """CPUs for each env runner: 1, or a fraction (in hundredths) if there are fewer CPUs."""
     kinds = [each for each in (settings, evaluation) if each is not None]
     automatic = [each for each in kinds if each.num_cpus_per_env_runner == "auto"]
     named = [("env_runner", each) for each in kinds if each not in automatic]
@@ -146,12 +146,12 @@ def _shortages(
     section: str = "",
     policies: int = 1,
 ) -> Iterator[str]:
-    """The CPUs and GPUs that processes of one kind need and do not find beside ``taken`` ones.
+    """Messages about CPUs and GPUs that processes of one kind need and that are not available.
 
     Args:
-        process: what one is called in the settings: "env_runner" or "learner".
+        process: name of such a process in the settings: "env_runner" or "learner".
         section: where their settings are, ``evaluation.`` for those that evaluate.
-        policies: each of which has the same share of them.
+        policies: number of policies, each with an equal share of the processes.
     """
     number: int = getattr(settings, f"num_{process}s")
     for kind in ("CPUs", "GPUs"):
@@ -172,12 +172,13 @@ def _shortages(
         named += f" of {policies} policies" if policies > 1 else ""
         yield (
             f"{number} {named} with {each:g} {kind} each need "
-            f"{number * each:g} {kind}, {where} has {there:g}{beside}: set " + " or ".join(choices)
+            f"{number * each:g} {kind}, but {where} has {there:g}{beside}: set "
+            + " or ".join(choices)
         )
 
 
 def _sum_of(processes: Iterable[tuple[str, Any]], kind: str) -> float:
-    """What processes take of ``cpus`` or ``gpus``, by what one is called in their settings."""
+    """Total ``cpus`` or ``gpus`` of processes, each given as its name in settings and these."""
     return sum(
         getattr(settings, f"num_{name}s") * getattr(settings, f"num_{kind}_per_{name}")
         for name, settings in processes
@@ -314,7 +315,7 @@ def _start_local(timeout_s: float) -> None:
 
 
 _SESSIONS: list[SessionFolder] = []
-"""Of the local Rays that this process has started."""
+"""Session folders of the local Rays that this process has started."""
 
 
 def _time_limits(timeout_s: float) -> dict[str, str]:
@@ -334,7 +335,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _what_is_left() -> str:
-    """What a Ray needs to start, and how much of it this machine has now."""
+    """The resources that Ray needs to start, and how much of each this machine has left."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = [f"{os.getloadavg()[0]:.1f} processes wait for {_local_cpus():g} CPUs"]
     for name, path in (("shared memory", "/dev/shm"), ("disk", tempfile.gettempdir())):
@@ -380,14 +381,13 @@ def environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
 def _single_machine(timeout_s: float) -> Iterator[None]:
     """Have Ray start for this machine alone: on the loopback interface, without three processes.
 
-    A signal to the process group of this process, as a scheduler sends it, does not reach Ray's
-    processes, which save what they run when this process asks for it.
-
-    They are the server behind the dashboard (Ray starts it even without one), the autoscaler's
+    These are the dashboard's server (which Ray starts even without a dashboard), the autoscaler's
     monitor and the process that copies the workers' output to the driver's terminal: half of the
     start-up time, a second at the end and 250 MB. Ray has no public switch for them, and reads the
-    one for the interface when it is imported; should a version of Ray not have these names, it
-    starts as it always does.
+    one for the interface when it is imported; a version of Ray without these names starts as usual.
+
+    A signal to the process group of this process, as a scheduler sends it, does not reach Ray's
+    processes, which save their state when this process asks for it.
     """
     from ray._private import ray_constants, services, worker
     from ray._private.node import Node
@@ -413,7 +413,7 @@ def _single_machine(timeout_s: float) -> Iterator[None]:
 
 
 def _patient(function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-    """The function, called until it raises no RuntimeError, or so many seconds are over."""
+    """The function, with calls repeated while they raise RuntimeError, up to ``timeout_s``."""
 
     def until_ready(*arguments: Any) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -484,7 +484,7 @@ def python_stacks(process_ids: Iterable[int]) -> dict[int, str]:
 
 
 def _error_logs(process_id: int) -> Iterator[Path]:
-    """The file of what a local worker writes to stderr, if there is one."""
+    """The file with a local worker's stderr, if there is one."""
     from ray._private import worker
 
     node: Any = worker._global_node

@@ -1,11 +1,11 @@
-"""Env runners as Ray actors: `RemoteRunners`, and what a group and its samplers share of them.
+"""Env runners as Ray actors: `RemoteRunners`, which a group and its samplers share.
 
-Owns the actors' start, where each runner stands, and what a failure leads to: a restart with the
+Owns the actors' start, the state of each runner, and the consequence of a failure: a restart in the
 state of the runner's last reply, going on without it, or the end of the run, as `fault_tolerance`
-says. Must not know which fragments are asked for, nor what is done with replies. Imports Ray.
+says. Must not know which fragments are requested, nor what is done with replies. Imports Ray.
 
-Whichever call finds a runner dead replaces it at once. Requests that were under way to it are gone
-then: who has sent them finds none in flight to the runner, and asks it again.
+The call that finds a runner dead replaces it at once. Requests that were under way to it are lost:
+their sender finds none in flight to the runner, and sends them again.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ class RunnerStates:
     """The states and failures of remote runners, by runner index."""
 
     replied: dict[int, bytes | None] = field(default_factory=dict)
-    """State after the last reply, packed: a replaced runner goes on from there."""
+    """State after the last reply, packed; a replaced runner continues from it."""
     taken: dict[int, bytes | None] = field(default_factory=dict)
-    """State after the last reply that learning has taken: a resumed run goes on from there."""
+    """State after the last reply that was taken to learn from; a resumed run continues from it."""
     connector_state: dict[str, Any] | None = None
     """Merged connector statistics that were sent last."""
     consecutive_failures: int = 0
     env_errors: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     """The last error of a runner's environment: fragment, phase and place."""
     late_with: dict[int, int] = field(default_factory=dict)
-    """The fragment with which a runner was late last."""
+    """The last fragment that a runner did not return in time."""
     restarts: Counter[str] = field(default_factory=Counter)
     """Restarts by cause: its process ``died``, an ``env_error``, it was ``late``."""
     dropped_env_steps: int = 0
-    """Env steps that were asked of runners that are lost."""
+    """Env steps that were requested from runners that are lost."""
 
     def failed_before(self, index: int, fragment: int, error: EnvError) -> bool:
-        """Note an error of an environment; whether the last one was in the same place."""
+        """Note an error of an environment; return whether the last one was in the same place."""
         place = (fragment, error.phase, error.env_index, error.env_step)
         before = self.env_errors.get(index)
         self.env_errors[index] = place
@@ -78,18 +78,18 @@ class RunnerStates:
 
 
 class RemoteRunners:
-    """Env runners 1, 2, ... as actors; the built ones answer, those that fail are replaced.
+    """Env runners 1, 2, ... as actors; those that fail are replaced.
 
     Args:
         make_runner: importable in the actors' processes.
-        number: how many.
-        arguments: ``(index, recreated) -> keyword arguments`` of `make_runner` beside the spec.
+        number: number of env runners.
+        arguments: ``(index, recreated) -> keyword arguments`` of `make_runner` besides the spec.
 
     Attributes:
-        states: of each runner.
+        states: states and failures of the runners.
         actors: the runners' actors.
-        ended: runners that `resize` has ended or brought back, until an `AsynchronousSampler`
-            forgets what it asked of them.
+        ended: runners that `resize` has ended or restarted, until an `AsynchronousSampler` drops
+            its requests to them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RemoteRunners:
         settings = spec.settings
         self.timeout_s = settings.sample_timeout_s
         self.max_in_flight = settings.max_requests_in_flight_per_env_runner
-        if settings.sample_async:  # a round, and the one behind it
+        if settings.sample_async:  # a round, and the one that follows it
             self.max_in_flight = max(self.max_in_flight, 2)
         host_class: Any = ray.remote(
             num_cpus=settings.cpus_per_env_runner,
@@ -164,7 +164,7 @@ class RemoteRunners:
     def send(
         self, index: int, request: SampleRequest, weights: Any, *, tag: Any, task: Task | None
     ) -> bool:
-        """Ask a runner for a fragment, or for a task; whether it had room for the request."""
+        """Send a runner a request for a fragment or a task; return whether it had room for it."""
         if request.connector_state is not None:
             self.states.connector_state = request.connector_state
         method, first = ("sample_fragment", ()) if task is None else ("apply", (task,))
@@ -175,7 +175,7 @@ class RemoteRunners:
         )
 
     def _pack(self, request: SampleRequest) -> bytes:
-        """The request, pickled once for all runners that are asked for the same."""
+        """The request, pickled once for all runners that get the same one."""
         if request is not self._packed[0]:
             self._packed = request, pack(request)
         return self._packed[1]
@@ -193,14 +193,14 @@ class RemoteRunners:
 
     @staticmethod
     def sendable(weights: Any) -> Any:
-        """Weights as they travel: pickled once, in the call if they are small, else in the store.
+        """Weights in the form that is sent: pickled bytes if they are small, else in the store.
 
-        A small network's are at the runner a millisecond earlier than their place in the store.
+        The bytes of a small network reach a runner a millisecond earlier than a reference would.
         """
         return pack(weights) if _num_bytes(weights) <= INLINE_BYTES else ray.put(weights)
 
     def with_connector_state(self, request: SampleRequest) -> SampleRequest:
-        """The request as a replaced runner needs it, which has not been sent the statistics."""
+        """The request with connector statistics, which a replaced runner has not received."""
         if request.connector_state is not None or self.states.connector_state is None:
             return request
         return replace(request, connector_state=self.states.connector_state)
@@ -211,12 +211,12 @@ class RemoteRunners:
         """Replace the runners whose calls have failed; returns those that can be asked again.
 
         Args:
-            failures: of one fragment's requests.
+            failures: failed requests for one fragment.
 
         Raises:
-            EnvError: the environment failed in the same place before, or restarts are not wanted,
+            EnvError: the environment failed in the same place before, or restarts are switched off,
                 or no runner is left.
-            EnvRunnersError: the runner's process died, and nothing covers that.
+            EnvRunnersError: the runner's process died, and the settings do not allow a restart.
             KeyboardInterrupt: see `interrupt`.
         """
         self._end_if_interrupted()
@@ -241,7 +241,7 @@ class RemoteRunners:
         return again
 
     def _recover_dead(self, results: Iterable[CallResult]) -> list[int]:
-        """Replace runners that any calls have found dead; returns those that can be asked again."""
+        """Replace the runners that calls found dead; returns those that can be asked again."""
         dead = [result for result in results if result.actor_failed]
         return self.recover(dead, _OF_NO_FRAGMENT) if dead else []
 
@@ -250,12 +250,12 @@ class RemoteRunners:
             raise KeyboardInterrupt
 
     def _is_tolerated(self, result: CallResult, fragment: int) -> bool:
-        """Count a failure; returns whether it may not come back, and few were in a row."""
+        """Count a failure; returns whether it may be an accident, and few occurred in a row."""
         self.states.consecutive_failures += 1
         if isinstance(result.error, EnvError):
             accident = not self.states.failed_before(result.actor_id, fragment, result.error)
         else:
-            accident = result.actor_failed  # anything else is a bug, which would come back
+            accident = result.actor_failed  # anything else is a bug, which would occur again
         limit = self._tolerance.num_consecutive_env_runner_failures_tolerance
         return accident and self.states.consecutive_failures <= limit
 
@@ -275,7 +275,7 @@ class RemoteRunners:
         runner that is late with the same fragment again would be late forever.
 
         Raises:
-            EnvRunnersError: a runner is late again, restarts are not wanted or used up, or no
+            EnvRunnersError: a runner is late again, restarts are switched off or used up, or no
                 runner is left.
         """
         self._end_if_interrupted()
@@ -301,7 +301,7 @@ class RemoteRunners:
         return list(indices)
 
     def _silence(self, indices: Sequence[int], late: str) -> str:
-        """What runners that do not answer are doing, or wrote last to stderr, as text."""
+        """The stacks of runners that do not answer, or the last lines of their stderr, as text."""
         stacks, said = self._stacks(indices), []
         for index in indices:
             pid = self._process_ids[index]
@@ -310,21 +310,21 @@ class RemoteRunners:
         return "\n".join([late, *said])
 
     def _stacks(self, indices: Sequence[int]) -> dict[int, str]:
-        """Where the processes of runners on this node are, by runner, as far as they answer."""
+        """The Python stacks of runners on this node, by runner, of processes that answer."""
         here = {pid: i for i in indices if (pid := self._process_ids[i]) is not None}
         return {here[pid]: stack for pid, stack in python_stacks(here).items()}
 
     def late_ones(self) -> list[int]:
-        """Runners that have taken longer than the time for all requests that they may have.
+        """Runners that have exceeded the time for all requests that may be in flight.
 
-        Fetch results before: a finished call that was not fetched looks like a late one.
+        Fetch results first: a finished call that was not fetched looks like a late one.
         """
         patience_s = self.timeout_s * self.max_in_flight
         healthy = self.actors.healthy_actor_ids
         return [index for index in healthy if self.actors.oldest_call_s(index) > patience_s]
 
     def fragments_lost(self, lengths: Iterable[int]) -> None:
-        """Count fragments of so many vector steps that were asked of runners now lost."""
+        """Count fragments, of these lengths in vector steps, that are lost with their runners."""
         self.states.dropped_env_steps += sum(lengths) * self._spec.settings.num_envs_per_env_runner
 
     def fail_without_runners(self) -> None:
@@ -332,7 +332,7 @@ class RemoteRunners:
         raise EnvRunnersError("no env runner is left")
 
     def _restart(self, indices: Sequence[int]) -> None:
-        """Replace runners by ones with the same indices and the states of their last replies.
+        """Replace runners by new ones with the same indices, in the states of their last replies.
 
         A replacement that fails is replaced again, which counts as one more failure.
 
@@ -381,7 +381,7 @@ class RemoteRunners:
         return {index: None if state is None else unpack(state) for index, state in taken.items()}
 
     def set_states(self, states: Mapping[int, dict[str, Any] | None]) -> None:
-        """Have each runner go on from its state; without one, as it was built."""
+        """Restore the state of each runner; one without a state starts over."""
         own = {index: states.get(index) for index in self.actors.actor_ids}
         self.states.replied = {
             index: pack(state) for index, state in own.items() if state is not None
@@ -393,7 +393,7 @@ class RemoteRunners:
         self._call_all(calls, in_time=True)
 
     def give_up_rounds(self) -> None:
-        """Have the runners as before a round whose replies were not taken, if there is one."""
+        """Restore the runners' states from before a round whose replies were not taken, if any."""
         states = self.states
         untaken = any(states.taken.get(i) is not state for i, state in states.replied.items())
         if untaken or self.actors.num_in_flight():
@@ -402,7 +402,7 @@ class RemoteRunners:
                 self.sync_weights(self._synced)
 
     def _settle(self) -> None:
-        """Wait until nothing is under way, and drop it; runners that fail are replaced."""
+        """Wait for all unfinished calls, and drop their results; replace runners that fail."""
         actors = self.actors
         while actors.num_in_flight():
             answers = actors.fetch_ready_async_reqs(timeout_s=self.timeout_s)
@@ -414,7 +414,7 @@ class RemoteRunners:
                     self.states.late_with.pop(index, None)
 
     def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
-        """``function(runner)`` of all healthy runners; raises the first exception of a call."""
+        """``function(runner)`` for all healthy runners; raises the first exception of a call."""
         healthy = self.actors.healthy_actor_ids
         return list(self._call_all(dict.fromkeys(healthy, ("apply", function))).values())
 
@@ -445,16 +445,16 @@ class RemoteRunners:
     def _call_all(
         self, calls: Mapping[int, tuple[Any, ...]], *, in_time: bool = False
     ) -> dict[int, Any]:
-        """Call runners at once, and those that are found dead again when they are replaced.
+        """Call runners at once; those that are found dead are replaced and called again.
 
         Args:
-            in_time: see `_answers`; otherwise calls may take as long as they like.
+            in_time: whether calls have a time limit, see `_answers`.
 
         Returns:
-            What they returned, by runner, without runners that are lost.
+            The results by runner, without runners that are lost.
 
         Raises:
-            BaseException: the first that a call raised.
+            BaseException: the first exception of a call.
         """
         results, left = dict[int, CallResult](), calls
         while left:
@@ -465,7 +465,7 @@ class RemoteRunners:
         return {index: results[index].value for index in sorted(results)}
 
     def _scheduled(self, indices: list[int]) -> list[CallResult]:
-        """Wait until Ray has started the processes; those that ended at once.
+        """Wait until Ray has started the processes; return the failures of those that ended.
 
         Raises:
             EnvRunnersError: Ray found no place for one; a pending actor is an error, not a hang.
@@ -493,7 +493,7 @@ class RemoteRunners:
             f"fault_tolerance.env_runner_start_timeout_s="
             f"{self._tolerance.env_runner_start_timeout_s:g}. Each needs "
             + ", ".join(f"{need:g} {name}" for name, need in needs.items() if need)
-            + "; free are "
+            + "; available are "
             + ", ".join(f"{free.get(name, 0):g} {name}" for name, need in needs.items() if need)
         )
 
@@ -519,7 +519,7 @@ def _require_sendable(spec: RunnerSpec) -> None:
     except Exception as error:
         names = [name for name, code in spec.code.items() if not _is_sendable(code)]
         raise InputError(
-            f"{', '.join(names) or 'what runners are made of'} cannot be sent to env runners "
+            f"{', '.join(names) or 'the runner spec'} cannot be sent to env runners "
             f"({error}): put it at the top of a module, or set env_runners.num_env_runners to 0"
         ) from None
 
@@ -539,7 +539,7 @@ def _raise_unless_ok(results: Iterable[CallResult]) -> None:
 
 
 def _failure(result: CallResult) -> BaseException:
-    """The exception of a runner, or one that says that its process was lost."""
+    """The exception of a runner, or an EnvRunnersError if its process died."""
     assert result.error is not None
     if not result.actor_failed:
         return result.error
@@ -547,7 +547,7 @@ def _failure(result: CallResult) -> BaseException:
 
 
 def _num_bytes(weights: Any) -> int:
-    """Bytes of the arrays in weights; those of a custom policy may have any form."""
+    """Bytes of the arrays in weights; a custom policy's weights may have any form."""
     if isinstance(weights, Mapping | list | tuple):
         parts = weights.values() if isinstance(weights, Mapping) else weights
         return sum(map(_num_bytes, parts))

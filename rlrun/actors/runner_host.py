@@ -1,11 +1,11 @@
 """RunnerHost: the Ray actor around one env runner.
 
-Owns the runner's process: its global generators, the signals that it answers to, its log, which is
-not shown and so comes with replies, and the form of messages. Must not know what runners do.
-Imports Ray.
+Owns the runner's process: its global generators, its signal handlers, the format of messages, and
+its log, whose warnings travel with replies because Ray does not show it. Must not know what runners
+do. Imports Ray.
 
-Messages are bytes, which Ray sends as they are. Its own pickling is in Python, and keeps every
-array apart, of which a reply has dozens of small ones.
+Messages are bytes, which Ray sends as they are. Ray's own pickling is in Python and stores every
+array separately; a reply has dozens of small ones.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ RunnerFactory = Callable[..., Any]
 """Makes a runner; called as `EnvRunner` is, in the actor's process."""
 
 INTERRUPT_SIGNAL = signal.SIGUSR1
-"""Has a runner's process end a call of its environment that does not return."""
+"""Signal that makes a runner's process end a call of its environment that does not return."""
 
 INLINE_BYTES = 64 * 1024
-"""What is larger goes through Ray's object store; a call or its reply holds up to 100 kB."""
+"""Larger messages go through Ray's object store; a call or its reply holds up to 100 kB."""
 
 PackedReply = tuple[bytes, list[pickle.PickleBuffer], bytes | None, list[str]]
 """A reply, the memory of its arrays of more than `INLINE_BYTES`, the runner's state after it, and
-what the runner has warned of."""
+the runner's warnings."""
 
 
 class _Warnings(logging.Handler):
-    """What a runner warns of, for its next reply: the log of an actor is not shown."""
+    """Collects a runner's warnings for its next reply, since the log of an actor is not shown."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -62,8 +62,8 @@ class _Warnings(logging.Handler):
 class RunnerHost:
     """The actor: builds a runner, and passes calls on to it.
 
-    The runner is built by a call, not by the actor's constructor, so that an exception of its
-    constructor reaches the driver as it is.
+    The runner is built by a call, not by the actor's constructor, so that an exception of the
+    runner's constructor reaches the driver unchanged.
     """
 
     def __init__(self) -> None:
@@ -118,10 +118,10 @@ class RunnerHost:
             self.apply(lambda runner: runner.set_state(unpack(state)))
 
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(runner, *arguments)``; a request and weights are the arguments, if any.
+        """``function(runner, *arguments)``; the arguments, if any, are a request and weights.
 
         Returns:
-            What the function returned; for a request packed, with the runner's state.
+            The function's result; for a request it is packed, with the runner's state.
         """
         unpacked = [unpack(one) if isinstance(one, bytes) else one for one in arguments]
         if unpacked:
@@ -158,10 +158,10 @@ def unpack(packed: bytes, large: Iterable[Any] = ()) -> Any:
 
 
 def pack_reply(reply: Any, state: Any, warnings: list[str]) -> PackedReply:
-    """A runner's reply. Its large arrays are not copied.
+    """Pack a runner's reply, without copying its large arrays.
 
     Args:
-        state: pickled by itself, since only a restart or a checkpoint looks into it; None for none.
+        state: pickled separately, since only a restart or a checkpoint reads it; None for none.
     """
     try:
         return _packed_by(pickle.dumps, reply, state, warnings)
@@ -190,9 +190,9 @@ def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:
 
 @contextmanager
 def errors_for_the_driver() -> Iterator[None]:
-    """Pass exceptions on as Ray brings them to the driver, with their tracebacks.
+    """Raise exceptions in a form that Ray can bring to the driver, with their tracebacks.
 
-    Those that would end the process, such as of ``sys.exit``, become RuntimeErrors.
+    Those that would end the process, such as SystemExit, become RuntimeErrors.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """The folder in which a local Ray keeps its session: its logs and sockets.
 
-Owns its removal, also by another process where the one that started Ray was killed: a lock in the
-folder marks it as rlrun's own, and is free as soon as its process has ended. Knows nothing of Ray.
+Owns its removal, by another process if the one that started Ray was killed: a lock in the folder
+marks it as rlrun's own, and is free as soon as its process has ended. Knows nothing of Ray.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ class SessionFolder:
     def remove_abandoned(self) -> None:
         """Remove the folders beside this one whose processes were killed.
 
-        Folders without a lock stay: they are of a Ray that rlrun has not started.
+        Folders without a lock stay: they belong to a Ray that rlrun did not start.
         """
         for lock in self.path.parent.glob(f"session_*/{_LOCK}"):
             with suppress(OSError), lock.open() as file:  # of another user, or locked
@@ -51,7 +51,7 @@ class SessionFolder:
                 shutil.rmtree(lock.parent, ignore_errors=True)
 
     def _locked(self) -> IO[str]:
-        """The lock; it gets its name once it is locked, so it is never found free."""
+        """The lock; it gets its name only once it is locked, so that it is never found free."""
         new = self.path / f"{_LOCK}.new"
         file = new.open("w")
         with suppress(OSError):  # a file system without locks: `remove_abandoned` has none either

@@ -238,7 +238,7 @@ class LearnerGroup(Learner):
             f"{len(results)} of {settings.num_learners} learners (learners.num_learners) could be "
             f"started within {_START_TIMEOUT_S:.0f} s. Each needs "
             f"{settings.num_cpus_per_learner:g} CPUs and {settings.num_gpus_per_learner:g} GPUs; "
-            f"free are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
+            f"available are {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs"
         )
 
     def _ended_by(self, result: CallResult) -> BaseException:

@@ -85,7 +85,7 @@ def test_runners_that_had_no_state_begin_afresh(
     rounds(group, 1)
     group.set_states(known)
     assert group.foreach_env_runner(lambda runner: runner.count) == [10, 0]
-    assert "env runners 1, 2 go on in place of" in caplog.text
+    assert "env runners 1, 2 continue in place of" in caplog.text
 
 
 @pytest.mark.faults
@@ -224,7 +224,7 @@ def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
 
 def test_a_runner_that_finds_no_place_is_an_error_with_what_lacks(make_group: Any) -> None:
     with pytest.raises(
-        EnvRunnersError, match=r"start_timeout_s=0\.5.*0\.1 CPU, 3 torque; free"
+        EnvRunnersError, match=r"start_timeout_s=0\.5.*0\.1 CPU, 3 torque; available"
     ) as caught:
         make_group(env_runner_start_timeout_s=0.5, custom_resources_per_env_runner={"torque": 3})
     assert "0 torque" in str(caught.value)

@@ -39,10 +39,10 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_a_setting_that_fits(
             Resources(cpus=3),
         )
     cpus, gpus, licence = str(caught.value).splitlines()
-    assert "need 8 CPUs, this machine has 3" in cpus
+    assert "need 8 CPUs, but this machine has 3" in cpus
     assert "env_runners.num_env_runners=3" in cpus
     assert "env_runners.num_cpus_per_env_runner=0.37" in cpus
-    assert "need 4 GPUs, this machine has 0" in gpus
+    assert "need 4 GPUs, but this machine has 0" in gpus
     assert "'licence'" in licence
     # The settings it names do fit.
     preflight(settings(num_env_runners=3), Resources(cpus=3))

@@ -253,7 +253,7 @@ def test_learners_that_cannot_be_started_are_counted_with_what_is_free(make):
         make(late={("process_id", 1): [1, 2]}, **settings)
     assert str(caught.value) == (
         "1 of 3 learners (learners.num_learners) could be started within 120 s. "
-        "Each needs 2 CPUs and 0.5 GPUs; free are 1.5 CPUs and 0 GPUs"
+        "Each needs 2 CPUs and 0.5 GPUs; available are 1.5 CPUs and 0 GPUs"
     )
     assert Hosts.made.stopped
     assert Hosts.made.limits["process_id"] == [120.0]
