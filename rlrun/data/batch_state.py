@@ -1,7 +1,7 @@
 """Batches and columns as plain values, for checkpoints, and back.
 
-Rows of a SampleBatch that come out of one storage do so again: which rows a learner computes
-together decides the last digits of what it computes. Knows nothing of files.
+Columns of a SampleBatch that share a storage share one again: which rows a learner computes
+together determines the last digits of the result. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def batch_state(batch: SampleBatch) -> dict[str, Any]:
 
 
 def batch_from_state(state: Mapping[str, Any]) -> SampleBatch:
-    """What `batch_state` was given, less its columns of objects."""
+    """The batch of `batch_state`, without its columns of objects."""
     batch = SampleBatch.from_columns({}, **state["flags"])
     for name in state["order"]:
         if name in state["plain"]:

@@ -415,7 +415,7 @@ def _check_alike(batches: Sequence[ColumnBatch]) -> None:
                 f"padded batches differ in max_seq_len: {first.max_seq_len}, {batch.max_seq_len}"
             )
         if (col.SEQ_LENS in batch) != (col.SEQ_LENS in first):
-            raise ValueError("some batches have seq_lens and some have not")
+            raise ValueError("some batches have seq_lens and some do not")
         missing = first._columns.keys() - batch._columns.keys() - _left_out(batch)
         if missing:
             raise ValueError(f"a batch lacks columns that the first one has: {sorted(missing)}")

@@ -10,8 +10,8 @@ storage [M, ...] that holds each observation once; a column's rows [N, ...] are 
 are read. Selecting, shuffling, appending and sending rows works on the index and never touches the
 observations.
 
-Owns conversion, row selection, concatenation and copying of columns. Knows nothing of batches and
-of column names.
+Owns conversion, row selection, concatenation and copying of columns. Knows nothing of batches or
+column names.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class SharedColumn:
 
 
 def as_column(value: Any) -> Any:
-    """Turn a value that a user sets under a column name into a column.
+    """Convert a value to a column.
 
-    Lists become arrays (ragged lists and lists of dicts arrays of objects), a number or a string
-    becomes a column of one row, dicts and tuples are nests of columns, tensors are kept.
-    Raises TypeError for anything else.
+    Lists become arrays (ragged lists and lists of dicts arrays of objects), numbers and strings
+    columns of one row, dicts and tuples nests of columns; tensors are kept. Raises TypeError for
+    anything else.
     """
     if isinstance(value, np.ndarray) or is_tensor(value):
         return value if value.ndim else value.reshape(1)
@@ -86,11 +86,11 @@ def as_column(value: Any) -> Any:
             return object_array(value)
     if isinstance(value, Number | np.generic | str | bytes):
         return np.asarray([value])
-    raise TypeError(f"a column is an array, list, number, dict or tuple, not {type(value)!r}")
+    raise TypeError(f"a column must be an array, list, number, dict or tuple, not {type(value)!r}")
 
 
 def object_array(values: Sequence[Any]) -> Array:
-    """An array [N] of these objects as they are; numpy itself would look into lists."""
+    """An array [N] of these objects; numpy itself would convert lists among them to rows."""
     array = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         array[row] = value
@@ -98,14 +98,14 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether the leaf is a torch tensor, found out without importing torch."""
+    """Whether a leaf is a torch tensor, without importing torch."""
     return hasattr(value, "device") and hasattr(value, "detach")
 
 
 def map_leaves(function: Callable[..., Any], column: Any, *others: Any) -> Any:
-    """Applies `function` to the arrays that stand in one place of plain columns, keeping the nest.
+    """Applies `function` to corresponding arrays of plain columns of one structure, which is kept.
 
-    Raises ValueError where the columns differ in their structure.
+    Raises ValueError if their structures differ.
     """
     if isinstance(column, dict):
         if any(not isinstance(other, dict) or other.keys() != column.keys() for other in others):
@@ -136,7 +136,7 @@ def leaves(column: Any) -> Iterator[Any]:
 
 def read(column: Any) -> Any:
     """The column in its plain form."""
-    if type(column) is np.ndarray:  # first and by type: nearly all are, and an ABC checks slowly
+    if type(column) is np.ndarray:  # nearly all are, and `isinstance` with an ABC is slow
         return column
     return column.rows() if isinstance(column, SharedColumn) else column
 
@@ -156,13 +156,13 @@ def pick(column: Any, selection: Any) -> Any:
 
 
 def concat(columns: Sequence[Any], axis: int = 0) -> Any:
-    """Appends columns of one structure; raises ValueError when structures or row shapes differ."""
+    """Appends columns of one structure; raises ValueError if structures or row shapes differ."""
     plain = [read(column) for column in columns]
     return map_leaves(lambda *leaves: np.concatenate(leaves, axis=axis), *plain)
 
 
 def deep_copy(column: Any) -> Any:
-    """A copy of a plain column that shares no memory, nor objects of object arrays."""
+    """A copy of a plain column that shares neither memory nor objects."""
     return map_leaves(_copy_leaf, column)
 
 
@@ -193,9 +193,9 @@ def size_bytes(column: Any) -> int:
 def concat_shared(parts: Mapping[str, Sequence[SharedColumn]]) -> dict[str, SharedColumn]:
     """Appends the parts of shared columns, each distinct storage once.
 
-    All storages of one dtype and row shape go into one new storage, whichever columns they served;
-    parts of one storage go on using it as it is. Columns whose storages differ in dtype or row
-    shape cannot share and are left out of the result.
+    All storages of one dtype and row shape, of any column, are joined into a new one; a single
+    storage is kept. Columns whose storages differ in dtype or row shape cannot share one, and are
+    left out of the result.
     """
     grouped: dict[Any, dict[str, Sequence[SharedColumn]]] = {}
     for name, columns in parts.items():
@@ -225,7 +225,7 @@ def convert_columns(
     convert: Callable[[Any], Any],
     convert_index: Callable[[Any], Any] = lambda index: index,
 ) -> dict[str, Any]:
-    """The columns converted, a storage that several of them share once: they go on sharing it."""
+    """Convert columns; a storage that several share is converted once, and still shared."""
     storages: dict[int, Any] = {}
     converted: dict[str, Any] = {}
     for name, column in columns.items():
@@ -242,8 +242,8 @@ def convert_columns(
 def compact(columns: Mapping[str, SharedColumn]) -> dict[str, SharedColumn]:
     """The same columns without the storage rows that none of them uses.
 
-    Storages at least half of which is in use stay as they are: a slice must not drag the whole
-    fragment through the object store, but a whole fragment must not be copied either.
+    Storages of which at least half is used are kept: a slice must not take the whole fragment
+    through the object store, but a whole fragment must not be copied either.
     """
     users: dict[int, list[str]] = {}
     for name, column in columns.items():

@@ -1,9 +1,9 @@
-"""What is read of train batches, so that the rest need not be sent.
+"""Which columns of train batches are read, so that the others need not be sent.
 
-Batches note in the `ColumnReads` of their policy which of their columns are read. After the first
-iteration in which a policy has learned, what was not read is left out of its further batches. To
-read such a column later is an error, and so is to ask whether it is there: a silent no could change
-what is learned. Knows nothing of algorithms, nor of what columns mean.
+Batches record in the `ColumnReads` of their policy which of their columns are read. After the first
+iteration in which a policy has learned, unread columns are left out of its further batches. Reading
+such a column later is an error, and so is asking whether it is present: False could silently change
+the result of learning. Knows nothing of algorithms, nor of what columns mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALWAYS_KEPT = frozenset(
 
 
 class ColumnReads:
-    """Names of the columns that one policy's batches had, that were read, and that are left out."""
+    """Columns of one policy's batches: those seen, those read, and those left out."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -32,11 +32,11 @@ class ColumnReads:
         self.decided = False
 
     def leave_out(self, columns: frozenset[str]) -> None:
-        """Decide what is left out; what is there need not be noted any more."""
+        """Set the columns that are left out; reads of the others are no longer recorded."""
         self.left_out, self.decided = columns, True
 
     def note(self, asked_for: Collection[str], present: Collection[str]) -> None:
-        """Some columns are read of a batch that has the `present` ones.
+        """Record that columns are read from a batch with the `present` ones.
 
         Raises KeyError for a column that is left out.
         """
@@ -50,12 +50,12 @@ class ColumnReads:
             )
 
     def note_all(self, present: Collection[str]) -> None:
-        """All columns are read, as when a batch is gone through; raises as `note` does."""
+        """Record that all columns are read, as by iteration; raises as `note` does."""
         self.note(self.left_out.union(present), present)
 
 
 class _Batch(Protocol):
-    """What is asked of a SampleBatch here."""
+    """The part of a SampleBatch that is used here."""
 
     reads: ColumnReads | None
 
@@ -74,7 +74,7 @@ class ReadsByPolicy:
         self.left_out: dict[str, frozenset[str]] = {}
 
     def watch(self, batches: Mapping[str, _Batch]) -> None:
-        """Have fresh batches, by policy id, note from now on what is read of them."""
+        """Record from now on which columns are read from new batches, by policy id."""
         for policy_id, batch in batches.items():
             reads = self._reads.get(policy_id)
             if reads is None:
@@ -84,11 +84,11 @@ class ReadsByPolicy:
             batch.reads = reads
 
     def settle(self, learned: Mapping[str, frozenset[str]]) -> None:
-        """An iteration has ended: decide for policies for which nothing is decided yet.
+        """After an iteration, decide which columns of policies are left out, unless decided before.
 
         Args:
-            learned: policies that have learned in it, or never will, by id: columns that are kept
-                whether they were read or not.
+            learned: for each policy that has learned in it, or never will: the columns that are
+                kept even if they were not read.
         """
         for policy_id in learned.keys() & self._reads.keys() - self.left_out.keys():
             reads = self._reads[policy_id]
@@ -98,16 +98,16 @@ class ReadsByPolicy:
             reads.leave_out(self.left_out[policy_id])
 
     def forget(self, policy_id: str) -> None:
-        """Keep everything of a policy that is removed, should its id come back."""
+        """Forget the reads of a removed policy, in case its id is used again."""
         self._reads.pop(policy_id, None)
         self.left_out.pop(policy_id, None)
 
     def get_state(self) -> dict[str, list[str]]:
-        """What has been decided, by policy id."""
+        """The columns that are left out, by policy id, of policies that have been decided."""
         return {policy_id: sorted(unread) for policy_id, unread in self.left_out.items()}
 
     def set_state(self, state: Mapping[str, Iterable[str]]) -> None:
-        """Restore a state from `get_state`; what it does not decide is open again."""
+        """Restore a state from `get_state`; other policies are undecided again."""
         self._reads = {policy_id: ColumnReads() for policy_id in state}
         self.left_out = {policy_id: frozenset(unread) for policy_id, unread in state.items()}
         for policy_id, reads in self._reads.items():

@@ -5,25 +5,26 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | column | row shape | meaning |
 |---|---|---|
 | obs | as the (preprocessed) observation | observation before the action |
-| new_obs | as obs | observation after the step: at an episode's end the true final one |
+| new_obs | as obs | observation after the step: at an episode's end its final one |
 | actions | as the action | the action in the module's form, before unsquashing or clipping |
 | rewards | () | reward of the step |
-| terminateds, truncateds | () bool | the episode ended by itself; it was cut short. Never merged |
+| terminateds | () bool | whether the episode ended in a terminal state |
+| truncateds | () bool | whether the episode was cut off, as by a time limit |
 | infos | () object | the env's info dict of the step |
-| eps_id, env_id, agent_index | () int | which episode, sub-environment, agent |
-| unroll_id | () int | which fragment: rows of one trajectory of one `sample()` call |
+| eps_id, env_id, agent_index | () int | episode, sub-environment and agent of the row |
+| unroll_id | () int | fragment of the row: equal in rows of one trajectory of one `sample()` call |
 | t | () int | step within the episode, from 0 |
 | action_logp | () | log-probability of the action when it was drawn |
-| action_dist_inputs | (P,) | of the distribution the action was drawn from |
+| action_dist_inputs | (P,) | parameters of the distribution that the action was drawn from |
 | vf_preds | () | V(obs) |
-| weights_checksum | () int | of the weights that action_dist_inputs and vf_preds came from |
+| weights_checksum | () int | checksum of the weights that gave action_dist_inputs and vf_preds |
 | advantages, value_targets | () | computed from rewards and values |
-| prev_actions, prev_rewards | as actions, () | of the step before |
+| prev_actions, prev_rewards | as actions, () | action and reward of the step before |
 | discounts | () | factor of the value of new_obs: gamma to the power of the steps taken |
 | weights | () | importance-sampling weight of the row in a loss |
 | item_ids | () int | number of the transition in a replay buffer |
 | new_x | as x | the view x, one step later |
-| seq_lens | () int, one row per *sequence* | lengths of the sequences the rows fall into |
+| seq_lens | () int, one row per *sequence* | lengths of the sequences that the rows form |
 | state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
 | state_out_k | as the state | recurrent state after the step |
 """
@@ -72,15 +73,15 @@ STEP_COLUMNS: dict[str, type] = {
     AGENT_INDEX: np.int64,
     INFOS: np.object_,
 }
-"""Columns that a collector can record of every step, if they are viewed -> their dtype."""
+"""Columns that a collector records in every step if a view needs them -> their dtype."""
 
 RETIRED_COLUMNS = {"dones": f"{TERMINATEDS!r} and {TRUNCATEDS!r}"}
-"""Names that are refused -> what took their place."""
+"""Names that are refused -> their replacements."""
 
 
 @cache
 def is_countable(name: str) -> bool:
-    """Whether a column says how many rows a batch has; infos, states and seq_lens never do."""
+    """Whether a column's length is the batch's number of rows; not for infos, states, seq_lens."""
     return name not in (INFOS, SEQ_LENS) and not name.startswith(
         (STATE_IN_PREFIX, STATE_OUT_PREFIX)
     )

@@ -1,4 +1,4 @@
-"""LZ4 compression of columns, every row for itself.
+"""LZ4 compression of columns, row by row.
 
 A packed row is a bytes object: magic, kind (nest of arrays, or any object), raw length, then the
 LZ4 frame of the pickled row. Packing works on trusted data in memory; it is not a file format.
@@ -23,7 +23,7 @@ _HEADER_BYTES = len(_MAGIC) + 1 + 8
 
 
 def pack_column(column: Any) -> Any:
-    """An array of packed rows; packed, empty and tensor columns come back as they are."""
+    """An array of packed rows; packed, empty and tensor columns are returned unchanged."""
     if is_packed(column) or not num_rows(column) or any(map(is_tensor, leaves(column))):
         return column
     if isinstance(column, np.ndarray) and column.dtype.hasobject:
@@ -36,7 +36,7 @@ def pack_column(column: Any) -> Any:
 
 
 def unpack_column(column: Any) -> Any:
-    """The column as it was before `pack_column`; one that is not packed as it is."""
+    """The inverse of `pack_column`; a column that is not packed is returned unchanged."""
     if not is_packed(column):
         return column
     rows = [_unpack(packed) for packed in column]

@@ -1,7 +1,7 @@
 """Histograms, images and videos that callbacks add to a result, besides numbers.
 
-Owns what each holds; which sink takes it, and how, is the sinks' matter. `metrics.jsonl` and
-checkpoints hold numbers alone: `results.plain_row` leaves these out. Images and videos need pillow.
+Owns their contents; sinks decide what they take, and how. `metrics.jsonl` and checkpoints hold only
+numbers: `results.plain_row` leaves media out. Images and videos need pillow.
 
     H, W  height and width    T  frames
 """
@@ -16,17 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class Media:
-    """What a result may hold besides numbers."""
+    """Base of what a result may hold besides numbers."""
 
 
 class Histogram(Media):
     """The distribution of numbers.
 
     Args:
-        values: in any shape; those that are infinite or NaN are left out.
+        values: numbers, in any shape; infinite ones and NaN are left out.
 
     Raises:
-        TypeError: they are not numbers.
+        TypeError: the values are not numbers.
     """
 
     def __init__(self, values: ArrayLike) -> None:
@@ -37,11 +37,11 @@ class Histogram(Media):
 
 
 class Image(Media):
-    """A picture, as it is now.
+    """A picture.
 
     Args:
-        picture: bytes ``[H, W]`` or ``[H, W, 3]``, or a figure of matplotlib, which is closed if it
-            is one of pyplot's.
+        picture: uint8 ``[H, W]`` or ``[H, W, 3]``, or a figure of matplotlib, which is drawn at
+            once and, if it is one of pyplot's, closed.
 
     Raises:
         ValueError: it has another shape or type.
@@ -56,10 +56,10 @@ class Image(Media):
 
 
 class Video(Media):
-    """Frames one after the other.
+    """A sequence of frames.
 
     Args:
-        frames: bytes, each ``[H, W]`` or ``[H, W, 3]``, as `render()` of an environment with
+        frames: uint8, each ``[H, W]`` or ``[H, W, 3]``, as `render()` of an environment with
             ``render_mode="rgb_array"`` returns them.
         fps: frames per second; in a GIF they last a multiple of 10 ms.
 
@@ -74,10 +74,10 @@ class Video(Media):
         if not self._pictures:
             raise ValueError("a video needs at least one frame")
         self.size = self._pictures[0].size  # W, H
-        self._duration_ms = max(round(100.0 / fps), 2) * 10  # players take less for a slip
+        self._duration_ms = max(round(100.0 / fps), 2) * 10  # players slow down below 20 ms
 
     def gif(self) -> bytes:
-        """The frames as a GIF that starts again at its end."""
+        """The frames as a GIF that repeats."""
         file, (first, *others) = BytesIO(), self._pictures
         first.save(
             file,
@@ -93,7 +93,8 @@ class Video(Media):
 def _frame(picture: ArrayLike) -> NDArray[np.uint8]:
     array = np.asarray(picture)
     if array.dtype != np.uint8 or not (array.ndim == 2 or array.shape[2:] == (3,)):
-        message = f"a picture is uint8 [H, W] or [H, W, 3], not {array.dtype} {list(array.shape)}"
+        message = "a picture must be uint8 [H, W] or [H, W, 3], not "
+        message += f"{array.dtype} {list(array.shape)}"
         raise ValueError(message)
     return array
 

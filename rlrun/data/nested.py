@@ -2,8 +2,8 @@
 
 Inside rlrun an observation of a Dict or Tuple space is one item of a numpy structured array, with a
 field for each part: collectors, batches, replay and checkpoints treat it as any other array, and
-``batch["obs"]["position"]`` is a view of one leaf in its own dtype. Only where numbers become torch
-tensors does a structured array become the dict or tuple that its space has (`nest`).
+``batch["obs"]["position"]`` is a view of one leaf in its own dtype. A structured array becomes the
+dict or tuple of its space only when it is converted to torch tensors (`nest`).
 
 | space | form of one observation |
 |---|---|
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     Space = gym.Space[Any]
 
 Keys = tuple[str | int, ...]
-"""What leads to an entry of a nest."""
+"""Path to an entry of a nest."""
 
 ACTION_MASK = "action_mask"
-"""Key of a Dict observation: which actions are allowed."""
+"""Key of the allowed actions in a Dict observation."""
 OBSERVATION = "observation"
-"""Key of what else there is to see, as PettingZoo has it."""
+"""Key of the rest of an observation with an action mask, as in PettingZoo."""
 
 
 def row_form(space: Space, path: Keys = ()) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -60,8 +60,8 @@ def row_form(space: Space, path: Keys = ()) -> tuple[tuple[int, ...], np.dtype[A
             for key in space.spaces:
                 if not isinstance(key, str) or not key or _is_position(key):
                     raise ValueError(
-                        f"the key {key!r} of a Dict observation must be text, and no number after "
-                        "an underscore, which stands for an entry of a Tuple"
+                        f"the key {key!r} of a Dict observation must be text, other than an "
+                        "underscore and a number, which names an entry of a Tuple"
                     )
         case spaces.Tuple() if space.spaces:
             parts = ((f"_{i}", part) for i, part in enumerate(space.spaces))
@@ -134,9 +134,9 @@ def _fill(rows: Array, batch: Any) -> None:
 
 
 def nest(rows: Any) -> Any:
-    """A structured array as the dict or tuple of its leaves ``[..., *shape]``, views of it.
+    """A structured array as the dict or tuple of its leaves ``[..., *shape]``, which are views.
 
-    Other columns come back as they are, nests with each structured array in them so replaced.
+    Structured arrays within nests are replaced, too; other columns are returned unchanged.
     """
     if not isinstance(rows, np.ndarray):
         return map_leaves(nest, rows) if isinstance(rows, dict | tuple) else rows

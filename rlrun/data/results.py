@@ -1,8 +1,8 @@
 """Result rows: a result as plain JSON values, addressed as ``a/b``.
 
 Owns the values that metrics.jsonl may hold: numbers of numpy and torch become Python's, numbers
-that are not finite become None (JSON has no NaN), and every row has the keys of the first. It must
-not know which keys there are (algorithms/result.py).
+that are not finite become None (JSON has no NaN), and every row has the keys of the first. Must not
+know which keys there are (algorithms/result.py).
 """
 
 import math
@@ -44,8 +44,8 @@ def _plain(value: Any) -> Any:
 def lookup(row: Mapping[str, Any], address: str) -> Any:
     """The value at ``a/b``; KeyError if there is none. Keys may contain slashes: the longest wins.
 
-    So it finds each of `addresses`: ``stop/evaluation/episode_return_mean``, for instance, where
-    the section ``stop`` names a number of the results.
+    So every address of `addresses` is found, such as ``stop/evaluation/episode_return_mean`` in a
+    config whose section ``stop`` has a key with a slash.
     """
     if address in row:
         return row[address]
@@ -81,7 +81,7 @@ def is_by_name(address: str) -> bool:
 
 
 def comes_later(address: str) -> bool:
-    """Whether a key may be there only from an episode or an evaluation on that brings it."""
+    """Whether a key may appear only after the first episode or evaluation that adds it."""
     group, _, name = address.partition("/")
     if group == "env_runners":
         return name.partition("/")[0] in ("success_rate", "policy_success_rate")
@@ -127,7 +127,7 @@ def with_keys_of(template: Mapping[str, Any], row: Row) -> Row:
 
 
 def with_later_keys(template: Row, row: Row, prefix: str = "") -> Row:
-    """The template and the keys that only the row has, but for those that are `is_by_name`."""
+    """The template, extended by the row's further keys, except those that are `is_by_name`."""
     grown = dict(template)
     for key, value in row.items():
         address = f"{prefix}{key}"

@@ -212,7 +212,8 @@ class SampleBatch(ColumnBatch):
         if seq_lens is None:
             raise ValueError("only a batch with seq_lens can be padded")
         if seq_lens.max() > max_seq_len:
-            raise ValueError(f"a sequence has {seq_lens.max()} > max_seq_len={max_seq_len} steps")
+            longest = seq_lens.max()
+            raise ValueError(f"a sequence has {longest} steps, more than max_seq_len={max_seq_len}")
         source = real_rows(seq_lens, self._padded_length()) if self.zero_padded else None
         target = real_rows(seq_lens, max_seq_len)
         total = len(seq_lens) * max_seq_len

@@ -1,7 +1,7 @@
 """The seed tree: every random number of a run descends from the experiment's seed.
 
-A leaf is addressed by what it is for, never by when it is drawn, so that a restarted runner, a
-resumed run and a run with other evaluations in between all draw the same numbers.
+A leaf is addressed by its purpose, never by the time at which it is drawn, so that a restarted env
+runner, a resumed run and a run with other evaluations in between all draw the same numbers.
 
     (seed, role, runner, sub-environment, episode)   -> the reset seed of that episode
     (seed, role, runner, fragment)        -> the action noise of that fragment
@@ -9,8 +9,8 @@ resumed run and a run with other evaluations in between all draw the same number
                                              training process: runner 0, and the iteration
 
 rlrun draws nothing from the global generators (`random`, `numpy.random`, torch), but user code may.
-They are seeded wherever it runs: in actors and sub-processes, which belong to the run, for good; in
-the user's own process only for as long as rlrun works there. Torch's is seeded where torch has been
+They are seeded wherever it runs: permanently in actors and sub-processes, which belong to the run;
+in the user's own process only while rlrun works there. Torch's is seeded where torch has been
 imported.
 """
 
@@ -35,7 +35,7 @@ _SPACES = ("observation_space", "action_space", "observation_spaces", "action_sp
 
 
 class Role(IntEnum):
-    """What samples; training and evaluation never share a random number."""
+    """The purpose of sampling; training and evaluation never share a random number."""
 
     TRAIN = 0
     EVALUATION = 1
@@ -53,7 +53,7 @@ class _Purpose(IntEnum):
 
 
 def policy_key(policy_id: str) -> int:
-    """What a policy's id adds to a leaf's address, where there are several policies."""
+    """A policy's part of a leaf's address, if there are several policies."""
     return crc32(policy_id.encode())
 
 
@@ -67,8 +67,8 @@ def _sequence(seed: int, purpose: _Purpose, *key: int) -> np.random.SeedSequence
 
 
 def episode_seed(seed: int, role: Role, runner: int, env_index: int, episode: int) -> int:
-    """The seed an environment is reset with for one episode; 31 bits, which every env accepts."""
-    # Once an episode, so a hash rather than a SeedSequence, which takes thirty times as long.
+    """The seed to reset an environment with for one episode; 31 bits, which all envs accept."""
+    # Computed for every episode, so by a hash: a SeedSequence takes thirty times as long.
     key = struct.pack("<QQQQQ", seed & (2**64 - 1), role, runner, env_index, episode)
     return int.from_bytes(blake2b(key, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
@@ -131,7 +131,7 @@ def connector_seed(seed: int, role: int, runner: int, *policy: int) -> int:
 
 
 class GlobalGenerators:
-    """States of the three generators, which `swap` exchanges with the present ones."""
+    """States of the three global generators, which `swap` exchanges with the present ones."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -142,7 +142,7 @@ class GlobalGenerators:
     def swap(self) -> None:
         """Put these states into effect, and keep the present ones instead.
 
-        numpy forgets the second number of a pair of normal ones on the way.
+        numpy loses the cached second number of a pair of normal ones on the way.
         """
         python, self._python = self._python, random.getstate()
         random.setstate(python)
@@ -157,11 +157,12 @@ class GlobalGenerators:
 
 
 class OwnGenerators:
-    """An environment that draws from generators which its own seed does not reach.
+    """Wraps an environment that draws from generators which `reset(seed=...)` does not seed.
 
-    These are the global ones, of which it has states of its own, and those of its spaces. They are
-    seeded with each episode, so that it is a function of its seed and its actions whatever other
-    sub-environments draw. Everything but `reset` and `step` is the environment's.
+    These are the global generators, of which it has its own states, and those of its spaces. They
+    are seeded with each episode, so that the episode is a function of its seed and its actions,
+    whatever other sub-environments draw. All attributes but `reset` and `step` are the
+    environment's.
     """
 
     def __init__(self, env: Any) -> None:
@@ -209,9 +210,9 @@ def seed_generators(seed: int) -> None:
 
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
-    """Seed all global generators for the ``with`` block; afterwards they are as they were before.
+    """Seed all global generators for the ``with`` block, and restore their states after it.
 
-    Those of GPUs stay as the block leaves them.
+    Generators of GPUs are not restored.
     """
     numpy, other = np.random.get_state(), GlobalGenerators()
     other.swap()

@@ -75,8 +75,8 @@ def trimmed_seq_lens(
 ) -> Array:
     """Lengths of the `sequences` after a cut to the steps [begin, end), `padding` rows in front.
 
-    What lies behind `end` is taken off the last one, the rest off the first, which the padding
-    lengthens. Raises ValueError if the sequences do not hold those steps.
+    Steps after `end` are removed from the last sequence, steps before `begin` from the first, which
+    the padding lengthens. Raises ValueError if the sequences do not hold the steps.
     """
     trimmed = np.array(seq_lens[sequences])
     offsets = sequence_offsets(seq_lens)

@@ -1,15 +1,15 @@
-"""Spaces as plain values that JSON takes, and back.
+"""Spaces as plain values for JSON, and back.
 
-| space | as |
+| space | plain values |
 |---|---|
-| Box | ``{"box": shape, "low": ..., "high": ..., "dtype": ...}``, a bound that all share once |
+| Box | ``{"box": shape, "low": ..., "high": ..., "dtype": ...}``; equal bounds are one number |
 | Discrete | ``{"discrete": n, "start": ..., "dtype": ...}`` |
 | MultiDiscrete | ``{"multi_discrete": numbers, "start": ..., "dtype": ...}`` |
 | MultiBinary | ``{"multi_binary": n or shape}`` |
 | Dict | ``{"dict": [[key, space], ...]}`` |
 | Tuple | ``{"tuple": spaces}`` |
 
-JSON has no infinity: bounds that are infinite are the words "inf" and "-inf".
+JSON has no infinity: infinite bounds are the words "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def space_to_dict(space: Space) -> dict[str, Any]:
-    """The space as plain values; raises TypeError for one that is not in the table."""
+    """The space as plain values; raises TypeError for a space that is not in the table."""
     from gymnasium import spaces
 
     match space:
@@ -45,11 +45,11 @@ def space_to_dict(space: Space) -> dict[str, Any]:
             return {"dict": [[key, space_to_dict(part)] for key, part in space.items()]}
         case spaces.Tuple():
             return {"tuple": [space_to_dict(part) for part in space]}
-    raise TypeError(f"there are no plain values for a {type(space).__name__} space")
+    raise TypeError(f"a {type(space).__name__} space cannot be written as plain values")
 
 
 def space_from_dict(values: Mapping[str, Any]) -> Space:
-    """The space that `space_to_dict` made these values of; raises ValueError for others."""
+    """The inverse of `space_to_dict`; raises ValueError for other values."""
     from gymnasium import spaces
 
     def box(shape: list[int], *, low: Any, high: Any, dtype: str) -> Space:
@@ -80,7 +80,7 @@ def space_from_dict(values: Mapping[str, Any]) -> Space:
 
 
 def _plain(bounds: np.ndarray[Any, Any]) -> Any:
-    """A number where all are alike, else nested lists; infinities as words."""
+    """One number if all are equal, else nested lists; infinities as words."""
     alike = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
     return _worded(bounds.flat[0].item() if alike else bounds.tolist())
 

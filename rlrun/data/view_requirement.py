@@ -122,7 +122,7 @@ def _steps(shift: int | str | Sequence[int]) -> list[int]:
     else:
         steps = [shift] if isinstance(shift, int | np.integer) else [int(step) for step in shift]
     if not steps:
-        raise ValueError(f"shift {shift!r} holds no step")
+        raise ValueError(f"shift {shift!r} selects no step")
     return steps
 
 

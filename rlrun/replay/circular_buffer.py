@@ -24,8 +24,8 @@ class CircularBuffer(Generic[Batch]):
     """Keeps the newest batches; each can be sampled a limited number of times.
 
     Args:
-        num_batches: most batches that are kept; a further one takes the place of the oldest.
-        uses: times that each can be sampled.
+        num_batches: most batches that are kept; a further one replaces the oldest.
+        uses: number of times that each can be sampled.
 
     Attributes:
         filled: whether it has held ``num_batches`` at once.
@@ -45,7 +45,7 @@ class CircularBuffer(Generic[Batch]):
         self.filled |= len(self._slots) == self._num_batches
 
     def sample(self, rng: np.random.Generator) -> Batch:
-        """One of the batches, all with the same probability; its last use removes it.
+        """One of the batches, drawn uniformly; its last use removes it.
 
         Raises:
             IndexError: the buffer is empty.

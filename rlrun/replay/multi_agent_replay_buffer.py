@@ -1,8 +1,8 @@
 """MultiAgentReplayBuffer: a replay buffer for each policy; with one agent, for one policy.
 
-In lockstep, all policies' transitions of the same env steps are sampled together. For this env
-steps are numbered in the order in which they were added, as each buffer numbers its transitions.
-An env step is one (eps_id, t).
+In lockstep, all policies' transitions of the same env steps are sampled together. For this, env
+steps are numbered in the order in which they were added, as each buffer numbers its transitions. An
+env step is one (eps_id, t).
 
     C  env steps that are kept      n  rows of a policy in a batch
 """
@@ -20,13 +20,13 @@ from rlrun.replay.replay_buffer import ReplayBuffer
 
 
 class MultiAgentReplayBuffer:
-    """Keeps the policies' transitions apart.
+    """One replay buffer for each policy.
 
     Args:
-        make_buffer: makes the buffer of a policy, given its id. In lockstep it must be one that
-            samples single transitions uniformly, `ReplayBuffer`.
+        make_buffer: makes the buffer of a policy, given its id. In lockstep it must be a
+            `ReplayBuffer`, which samples single transitions uniformly.
         mode: "independent" samples each policy's transitions by themselves; "lockstep" draws env
-            steps and takes all policies' transitions of those.
+            steps and takes all policies' transitions of these.
 
     Attributes:
         buffers: policy id -> its buffer; made when its first transitions are added.
@@ -84,10 +84,10 @@ class MultiAgentReplayBuffer:
         policies: Iterable[str] | None = None,
         **options: Any,
     ) -> MultiAgentBatch:
-        """So many items of each policy; in lockstep all transitions of so many env steps.
+        """Sample ``num_items`` of each policy, or in lockstep the transitions of as many env steps.
 
         Args:
-            policies: only these; None takes all that have transitions.
+            policies: ids of the policies to sample; None: all that have transitions.
             options: arguments of the buffers' `sample`, such as ``beta``; none in lockstep.
 
         Returns:
@@ -137,10 +137,10 @@ class MultiAgentReplayBuffer:
 
 
 class _StepIndex:
-    """A ring of env steps: the transitions of each policy that ended in them.
+    """A ring of env steps, with the transitions of each policy that ended in them.
 
-    A step is dropped as soon as any transition from its batch on has been overwritten in its
-    buffer, so all transitions of the remaining steps are there.
+    A step is dropped as soon as any transition of its batch or a later one has been overwritten in
+    its buffer, so that all transitions of the remaining steps are available.
 
     Args:
         capacity: C.
@@ -156,7 +156,7 @@ class _StepIndex:
         return self.num_added - self._oldest
 
     def add(self, batches: Mapping[str, SampleBatch], buffers: Mapping[str, ReplayBuffer]) -> None:
-        """Number the env steps of batches, by policy, that have just been added to the buffers.
+        """Number the env steps of batches, by policy id, that have just been added to the buffers.
 
         Raises:
             ValueError: a buffer is too small to hold the whole batch.
@@ -190,10 +190,10 @@ class _StepIndex:
         return any(steps.lowest[place] < oldest[policy_id] for policy_id, steps in self._of.items())
 
     def sample(self, num_steps: int, rng: np.random.Generator) -> dict[str, Array]:
-        """Numbers of the transitions of so many env steps, drawn uniformly with replacement.
+        """Numbers of the transitions of ``num_steps`` env steps, drawn uniformly with replacement.
 
         Returns:
-            By policy, in the order of the steps drawn; without policies that have none in these.
+            Numbers by policy id, in the order of the steps drawn; without policies that have none.
 
         Raises:
             ValueError: there is no env step yet.
@@ -233,7 +233,7 @@ class _PolicySteps:
     | attribute | shape | meaning |
     |---|---|---|
     | ids | ``[capacity of its buffer]`` | a ring of transitions' numbers |
-    | begin, count | ``[C]`` | place in that order and number of the step's transitions |
+    | begin, count | ``[C]`` | place in `ids` and number of the step's transitions |
     | lowest | ``[C]`` | number of the first transition from the step's batch on |
     """
 

@@ -24,8 +24,8 @@ class ObservationStore:
     """Slots for observations, with a count of references to each.
 
     Args:
-        capacity: transitions that refer to it; room is made for one observation each, and an
-            eighth more for final ones. Where episodes are very short, it grows.
+        capacity: transitions that refer to it; there is room for one observation each, and an
+            eighth more for final ones. With very short episodes it grows.
         shape, dtype: shape and dtype of one observation.
     """
 
@@ -33,7 +33,7 @@ class ObservationStore:
         num_slots = capacity + capacity // 8 + _SPARE
         self._rows = np.empty((num_slots, *shape), dtype=dtype)
         self._references = np.zeros(num_slots, dtype=np.int64)
-        # A stack: slots just freed are used again first, and memory never needed is never touched.
+        # A stack: slots just freed are reused first, so that memory not needed is never touched.
         self._free = np.arange(num_slots - 1, -1, -1)
         self._num_free = num_slots
 
@@ -69,7 +69,7 @@ class ObservationStore:
         np.add.at(self._references, slots, 1)
 
     def release(self, slots: Array) -> Array:
-        """Count one reference less for each entry; return the slots that this made free."""
+        """Count one reference less for each entry; return the slots that became free."""
         np.subtract.at(self._references, slots, 1)
         freed = np.unique(slots[self._references[slots] == 0])
         self._free[self._num_free : self._num_free + len(freed)] = freed
@@ -144,7 +144,7 @@ class FrameStore(ObservationStore):
             self._frames.refer(frames)
 
     def _continued(self, before: int, stack: Array) -> Array | None:
-        """Slots of the frames ``[k]``, if the stack is the one before it moved on by a frame."""
+        """Slots of the frames ``[k]``, if the stack is the previous one shifted by one frame."""
         known = self._rows[before, 1:]
         if not np.array_equal(self._frames[known], stack[:-1]):
             return None

@@ -6,7 +6,7 @@ Schaul et al. 2016, arXiv:1511.05952, the proportional variant:
     P(i) = p_i^alpha / sum_j p_j^alpha                                      (eq. 1)
     w_i  = (N P(i))^-beta / max_j w_j, the maximum over the whole buffer    (section 3.4)
 
-Priorities lie in a `SegmentTree`, which adds up, changes and finds many of them at a time.
+Priorities are kept in a `SegmentTree`, whose operations take many of them at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Append all rows; the batch itself is not kept.
 
         Args:
-            priorities: one for each row, ``[N]``; default the highest of all updates so far.
+            priorities: one for each row, ``[N]``; default: the highest of all updates so far.
 
         Raises:
             ValueError: for a priority that is not positive and finite.
@@ -66,7 +66,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().add(batch)
         highest = self.max_priority
         self.update_priorities(np.arange(first, self.num_added), priorities)
-        self.max_priority = highest  # only updates raise what later additions get
+        self.max_priority = highest  # only updates raise the priority of later additions
 
     def _add(self, batch: SampleBatch) -> None:
         ids = self.num_added + np.arange(len(batch))
@@ -81,10 +81,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Transitions drawn by priority, with replacement, and their ``weights`` for a loss.
 
         Args:
-            beta: extent to which the weights correct for the uneven sampling; 1 does so fully.
+            beta: how far the weights correct for prioritized sampling: 0 not at all, 1 fully.
 
         Raises:
-            ValueError: when nothing has been added yet.
+            ValueError: nothing has been added yet.
         """
         ids, weights = self._draw(num_items, rng, beta)
         batch = self.gather(ids)
@@ -120,7 +120,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._set_scaled(ids, np.asarray(priorities, dtype=np.float64) ** self.alpha)
 
     def _set_scaled(self, ids: Array, scaled: Array) -> None:
-        """Set p_i^alpha; what has 0 is not drawn."""
+        """Set p_i^alpha; transitions with 0 are not drawn."""
         places = ids % self.capacity
         self._sums[places] = scaled
         self._minima[places] = np.where(scaled > 0.0, scaled, np.inf)
@@ -155,11 +155,11 @@ class SegmentTree:
     """``capacity`` leaves; each inner node combines its two children.
 
     Node i has the children 2 i and 2 i + 1, the root is 1. Nodes are recomputed from their
-    children, never adjusted by differences, so no rounding error piles up.
+    children, never adjusted by differences, so that rounding errors do not accumulate.
 
     Args:
         combine: ``np.add`` or ``np.minimum``.
-        empty: first value of the leaves, neutral for ``combine``.
+        empty: initial value of the leaves, neutral for ``combine``.
     """
 
     def __init__(self, capacity: int, combine: np.ufunc, empty: float) -> None:

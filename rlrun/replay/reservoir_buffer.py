@@ -30,7 +30,7 @@ class ReservoirBuffer(TransitionBuffer):
         self._item_ids = np.full(capacity, -1, dtype=np.int64)
 
     def add(self, batch: SampleBatch, rng: np.random.Generator) -> None:
-        """Add rows; once full, the i-th row ever takes a random place with chance capacity / i."""
+        """Add rows; once full, the i-th row ever takes a random place with probability C / i."""
         ids = self.num_added + np.arange(len(batch))
         if not len(ids):
             return
@@ -45,7 +45,7 @@ class ReservoirBuffer(TransitionBuffer):
         """Uniformly drawn transitions, with replacement, and their ``item_ids``.
 
         Raises:
-            ValueError: when nothing has been added yet.
+            ValueError: nothing has been added yet.
         """
         places = rng.integers(self._num_sampled_from(), size=num_items)
         return SampleBatch.from_columns(

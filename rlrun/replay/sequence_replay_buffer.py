@@ -37,11 +37,11 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
 
     Args:
         capacity: transitions that are kept, for sequences of any length.
-        length: most steps of a sequence; it is shorter where its episode has no more of them.
-        burn_in: steps of a sequence that nothing is learned from, unless it begins in the initial
-            state. Until more than these follow one another, no sequence begins with the first.
-        initial_state: in which an agent's episode begins, an array for each ``state_in_k``; if
-            there is none, all sequences have burn-in.
+        length: most steps of a sequence, which is shorter if its episode ends before.
+        burn_in: first steps of a sequence that are not learned from, unless it begins in the
+            initial state. A step can begin a sequence only if more than these follow it.
+        initial_state: the state in which an agent's episode begins, an array for each
+            ``state_in_k``; if empty, all sequences have burn-in.
         further_columns: see `ReplayBuffer`; states need one row for each step.
         alpha: see `PrioritizedReplayBuffer`; 0 draws first steps uniformly.
     """
@@ -57,11 +57,11 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         alpha: float = 0.6,
     ) -> None:
         if length < 1:
-            raise ValueError(f"a sequence has at least 1 step, not {length}")
+            raise ValueError(f"a sequence must have at least 1 step, not {length}")
         super().__init__(capacity, further_columns=(col.T, *further_columns), alpha=alpha)
         self.length, self.burn_in, self._initial_state = length, burn_in, initial_state
-        # Transitions that nothing is learned behind as yet, the last known of the steps that follow
-        # each, and how many these are, [3, w].
+        # Transitions that cannot begin a sequence yet, the last known of the steps that follow each
+        # of them, and the number of these steps, [3, w].
         self._waiting = np.zeros((3, 0), np.int64)
 
     @property
@@ -102,7 +102,7 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         return np.append(new[initial], ids[ready]), ids[~ready & (ids >= new[0])]
 
     def update_priorities(self, item_ids: Array, priorities: Array) -> None:
-        """See `PrioritizedReplayBuffer`; what no sequence begins with yet is skipped."""
+        """See `PrioritizedReplayBuffer`; transitions that cannot begin a sequence are skipped."""
         drawn = self._sums[item_ids % self.capacity] > 0.0
         super().update_priorities(item_ids[drawn], priorities[drawn])
 
@@ -110,7 +110,7 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
         """Sequences ``[S = num_items]``, drawn with replacement.
 
         Raises:
-            ValueError: when there is none yet; see `can_be_sampled`.
+            ValueError: there is none yet; see `can_be_sampled`.
         """
         if not self.can_be_sampled:
             raise ValueError("the replay buffer holds no sequence to learn from yet")
@@ -134,10 +134,10 @@ class SequenceReplayBuffer(PrioritizedReplayBuffer):
 
 
 def in_initial_state(rows: Mapping[str, Any] | SampleBatch, initial_state: Sequence[Any]) -> Array:
-    """Which of the states ``state_in_k`` are where agents' episodes begin; `t` may be later there.
+    """Whether each row's states ``state_in_k`` are the initial ones; its `t` need not be 0.
 
     Args:
-        initial_state: for each k.
+        initial_state: the initial state for each k.
     """
     equal = [rows[f"{col.STATE_IN_PREFIX}{k}"] == each for k, each in enumerate(initial_state)]
     return np.logical_and.reduce([each.reshape(len(each), -1).all(axis=1) for each in equal])
@@ -148,11 +148,10 @@ class ItemReplayBuffer(ReplayBuffer):
 
     Args:
         capacity: transitions that are kept, with either unit; an item whose first transition has
-            been overwritten is not sampled any more.
-        unit: "episodes" are all steps of an agent in an episode, in however many fragments they
-            were added; of an agent that comes later, if the buffer follows another one there then,
-            from env step 0 on. Others cannot be known to be complete, and are left out.
-            "fragments" are the batches that were added.
+            been overwritten is no longer sampled.
+        unit: "fragments" are the batches that were added. "episodes" are all steps of an agent in
+            an episode, added in any number of fragments. Episodes of which the buffer has seen no
+            agent from env step 0 on may be incomplete, and are left out.
         further_columns: see `ReplayBuffer`.
     """
 
@@ -188,12 +187,12 @@ class ItemReplayBuffer(ReplayBuffer):
             self._add_episodes(batch, first)
 
     def _add_episodes(self, batch: SampleBatch, first_id: int) -> None:
-        """Find the episodes that ended in this batch; the others stay open."""
+        """Add the episodes that ended in this batch to the items; the others stay open."""
         begins = np.flatnonzero(~follows_row_before(batch))
         ends = np.append(begins[1:] - 1, len(batch) - 1)
         episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
         done = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
-        # A fragment has all steps of its agents, so what is followed from step 0 on is complete.
+        # A fragment has all steps of its agents, so episodes followed from step 0 on are complete.
         followed = {key[0] for key, (first, *_) in self._open.items() if first != NONE}
         followed.update(episodes[steps == 0].tolist())
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):

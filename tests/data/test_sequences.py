@@ -88,7 +88,7 @@ def test_right_zero_pad():
     assert (batch.zero_padded, batch.max_seq_len, batch.count) == (True, 3, 4)
     batch.check_valid()
     assert batch.right_zero_pad(4)["obs"].tolist() == [1, 0, 0, 0, 2, 3, 4, 0]
-    with pytest.raises(ValueError, match="3 > max_seq_len=2"):
+    with pytest.raises(ValueError, match="3 steps, more than max_seq_len=2"):
         batch.right_zero_pad(2)
     with pytest.raises(ValueError, match="seq_lens"):
         SampleBatch({"obs": np.zeros(2)}).right_zero_pad(4)
