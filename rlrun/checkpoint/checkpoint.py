@@ -1,8 +1,7 @@
-"""One checkpoint: a directory that is complete or not there, and is read without pickle.
+"""One checkpoint: a directory that is complete or absent, and is read without pickle.
 
-Owns the files of a checkpoint, the proof that they are complete, and the checks before an algorithm
-takes one over. It must not know which checkpoints are kept (checkpoint_folder.py) nor what the
-state means.
+Owns the files of a checkpoint, their checksums, and the checks before an algorithm restores one. It
+must not know which checkpoints are kept (checkpoint_folder.py) nor what the state means.
 
 ===================  =============================================================
 manifest.json        format, algorithm, result row; size and sha256 of the others; its own sha256
@@ -54,7 +53,7 @@ class CheckpointWriteError(CheckpointError):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether another try would fail, too: the path or a value is wrong, the disk not full."""
+        """Whether another try would also fail: for a wrong path or value, not for a full disk."""
         cause = self.__cause__
         return isinstance(cause, StateError) or (
             isinstance(cause, OSError) and cause.errno in _LASTING
@@ -68,19 +67,19 @@ class Checkpoint:
     algorithm: str
     """Name of the algorithm."""
     row: dict[str, Any]
-    """Result of the iteration after which it was taken, as plain values."""
+    """Result of the iteration after which the checkpoint was taken, as plain values."""
     state: dict[str, Any]
-    """Everything besides the weights that the next iteration depends on."""
+    """All state that the next iteration depends on, except the weights."""
     weights: dict[str, np.ndarray]
     """Parameters by name."""
     config_yaml: str
     """The resolved configuration."""
     path: Path = field(default=Path(), compare=False)
-    """Directory it was read from."""
+    """Directory that it was read from."""
 
     @property
     def iteration(self) -> int:
-        """Training iteration after which it was taken."""
+        """Training iteration after which the checkpoint was taken."""
         return int(self.row["training_iteration"])
 
 
@@ -91,16 +90,16 @@ class Checkpointed(Protocol):
     policies: Any
 
     def get_state(self) -> dict[str, Any]:
-        """Everything besides the weights that the next iteration depends on."""
+        """All state that the next iteration depends on, except the weights."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Set the state; the weights are set already."""
+        """Set the state, after the weights."""
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """Parameters by name."""
 
     def buffer_names(self) -> Collection[str]:
-        """Names among these that are of buffers, which need not be finite."""
+        """Names of those that are buffers, which need not be finite."""
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters."""
@@ -109,10 +108,10 @@ class Checkpointed(Protocol):
         """Add and remove policies to match a state, before weights and state are loaded."""
 
     def after_restore(self) -> None:
-        """Call callbacks; weights and state have been set."""
+        """Call callbacks, after weights and state have been set."""
 
     def stop(self) -> None:
-        """Stop its processes; it is of no use any more."""
+        """Stop its processes; it cannot be used afterwards."""
 
 
 def take_checkpoint(
@@ -121,10 +120,10 @@ def take_checkpoint(
     """A checkpoint of ``algorithm`` after the iteration with this ``result``.
 
     Args:
-        config_yaml: the configuration as text, which takes longer to make than all the rest.
+        config_yaml: the configuration as text, if known: making it takes longer than all the rest.
 
     Raises:
-        CheckpointWriteError: a weight is NaN or infinite; nothing could go on from it.
+        CheckpointWriteError: a weight is NaN or infinite, so that training could not continue.
     """
     weights = algorithm.get_weights()
     buffers = algorithm.buffer_names()
@@ -141,10 +140,10 @@ def take_checkpoint(
 
 
 def restore_checkpoint(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
-    """Set weights and state of ``algorithm``, or stop it: a half restored one is of no use.
+    """Set weights and state of ``algorithm``, or stop it: a partly restored one cannot be used.
 
     Raises:
-        CheckpointError: they do not fit.
+        CheckpointError: the checkpoint does not fit the algorithm.
     """
     try:
         _restore(algorithm, checkpoint)
@@ -166,7 +165,7 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         if difference is None:
             algorithm.set_weights(checkpoint.weights)
             algorithm.set_state(checkpoint.state)
-    except Exception as error:  # any, as the state may hold anything; an EnvError says it better
+    except Exception as error:  # any, as the state may hold anything; but an EnvError says more
         if hasattr(error, "exit_code"):
             raise
         reason = f"{type(error).__name__}: {error}"
@@ -178,7 +177,7 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
 
 
 def first_difference(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """The first parameter that is missing, superfluous or of another shape, in words."""
+    """The first parameter that is missing, unexpected or of another shape, in words."""
     for name, array in expected.items():
         if name not in found:
             return f"it has no parameter {name}"
@@ -231,7 +230,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """Read a checkpoint; nothing in it is ever executed.
 
     Raises:
-        CheckpointError: it is missing, incomplete, damaged, foreign or of another version.
+        CheckpointError: it is missing, incomplete, damaged, of another version, or not rlrun's.
     """
     manifest = read_manifest(directory)
     contents = {name: _read_verified(directory, name, manifest) for name in _FILES}

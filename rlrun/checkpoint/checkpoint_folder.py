@@ -1,7 +1,7 @@
 """A folder of checkpoints: which ones are kept, and which is the best and the latest.
 
-Owns the names 000120, ``best`` and ``latest``, and the bound on disk use. It must not know what a
-checkpoint holds besides its result row.
+Owns the names ``000120``, ``best`` and ``latest``, and the limit on disk use. It must not know what
+a checkpoint holds besides its result row.
 
 The links are relative, so the folder can be moved. They are a convenience: on a file system without
 links the newest checkpoint is found by its name.
@@ -40,7 +40,7 @@ LATEST = "latest"
 Score = tuple[bool, float]
 """(whether the number counts already, the number, higher is better); compared in that order."""
 
-_MOST_OF_TIME = 0.02  # that checkpoints may take with `every: auto`
+_MOST_OF_TIME = 0.02  # fraction that checkpoints may take with `every: auto`
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class CheckpointFolder:
         return max(self._scores, default=None)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, update the links, and remove those that need not be kept."""
+        """Write a checkpoint, update the links, and remove checkpoints that are not to be kept."""
         directory = self.path / directory_name(checkpoint.iteration)
         write_checkpoint(directory, checkpoint)
         self._scores[checkpoint.iteration] = self._score(checkpoint.row)
@@ -87,7 +87,7 @@ class CheckpointFolder:
         return directory
 
     def set_aside_after(self, iteration: int) -> None:
-        """Rename the checkpoints of later iterations, all damaged where a run resumes from this."""
+        """Rename later checkpoints, which are damaged if a run resumes from this iteration."""
         for later in iterations_in(self.path):
             if later > iteration:
                 directory = self.path / directory_name(later)
@@ -95,7 +95,7 @@ class CheckpointFolder:
                 shutil.rmtree(set_aside, ignore_errors=True)
                 directory.rename(set_aside)
                 self._scores.pop(later, None)
-                _log.info("%s is damaged; it is now %s", directory, set_aside.name)
+                _log.info("%s is damaged and was renamed to %s", directory, set_aside.name)
 
     def forget_from(self, iteration: int) -> None:
         """Remove the checkpoints of this iteration and of later ones, newest first."""
@@ -133,7 +133,7 @@ def iterations_in(path: Path) -> list[int]:
 def newest_checkpoint(path: Path) -> Checkpoint | None:
     """Read the newest complete checkpoint; None if the folder has no checkpoint at all.
 
-    Damaged ones are skipped, with a line in the log.
+    Damaged ones are skipped, with a warning.
 
     Raises:
         CheckpointError: all are damaged, or the newest is of another format version.
@@ -142,7 +142,7 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
-    """The first of these that can be read; the log names the damaged ones before it."""
+    """The first of these that can be read; warns of the damaged ones before it."""
     errors: list[CheckpointError] = []
     for iteration in iterations:
         try:
@@ -168,7 +168,7 @@ def algorithm_at(
     address: str | None,
     trust: bool,
 ) -> Any:
-    """See `Algorithm.from_checkpoint`, of the class ``expected``."""
+    """`Algorithm.from_checkpoint` for the class ``expected``."""
     checkpoint = checkpoint_at(path)
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
     kind = algorithm_class(experiment.algorithm)
@@ -191,7 +191,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
         return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
     checkpoint = best_checkpoint(path / CHECKPOINTS)
     if checkpoint is None:
-        raise CheckpointError(f"{path}: no checkpoint, nor a run folder with one")
+        raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with one")
     return checkpoint
 
 
@@ -221,19 +221,19 @@ def score_by(
 
 
 class Pace:
-    """When to write or hold a state: after ``every_s`` seconds, for at most 2 % of the time."""
+    """Limits how often a state is saved: every ``every_s`` seconds, in at most 2 % of the time."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = self._pause_s = every_s
         self._last = perf_counter()
 
     def is_due(self) -> bool:
-        """Whether it may be done now."""
+        """Whether a state may be saved now."""
         return perf_counter() - self._last >= self._pause_s
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Do it within; it counts as done at the end."""
+        """Context in which the state is saved."""
         started = perf_counter()
         yield
         self._last = perf_counter()

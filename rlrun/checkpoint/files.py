@@ -1,8 +1,8 @@
-"""Files, links and directories that a reader finds whole or not at all.
+"""Atomic writes: readers find files, links and directories whole or not at all.
 
 Owns the temporary names and the syncing to disk. It must not know what the files are for.
 
-What is written goes to a temporary name beside its target and appears there by one rename, so a
+Content is written under a temporary name beside its target and appears there by one rename, so a
 kill at any moment leaves the old content or the new, never a part of either.
 """
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small text file in one step; OSError, with its path, if the disk refuses."""
+    """Write a small text file atomically; raises OSError, with its path, if that fails."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -31,7 +31,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Point a symbolic link at ``target``; only logged where the file system has no links."""
+    """Point a symbolic link at ``target``; a failure, as without support for links, is logged."""
     temporary = link.with_name(f".{link.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
@@ -42,7 +42,7 @@ def replace_link(link: Path, target: str) -> None:
 
 
 def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a directory of files, synced to disk, in one step; OSError if the disk refuses.
+    """Write a directory of files atomically, synced to disk; raises OSError if that fails.
 
     A directory of that name is replaced once the new one is complete.
     """
@@ -66,7 +66,7 @@ def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory; a kill on the way leaves no part of it under its name."""
+    """Remove a directory; a kill meanwhile leaves no part of it under its name."""
     doomed = directory.with_name(f".old-{directory.name}")
     with suppress(FileNotFoundError):  # the user was faster
         os.rename(directory, doomed)
@@ -74,7 +74,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writes and removals have left in ``folder``."""
+    """Remove the temporary directories that killed processes have left in ``folder``."""
     for pattern in (".writing-*", ".replaced-*", ".old-*"):
         for leftover in list(folder.glob(pattern)):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Initial weights: what a run begins with, where that is what other runs have learned.
+"""Initial weights: policies of a new run that begin with the weights of another run.
 
-Owns which checkpoint each policy begins with, what of it is taken, and whether it fits. Of another
-run only arrays, numbers and plain settings are read; the code that it names is never imported. It
-must not know how policies are made, nor what their statistics mean.
+Owns which checkpoint each policy begins with, which parts of it are taken, and whether these fit.
+Only arrays, numbers and plain settings of the other run are read; the code that it names is never
+imported. It must not know how policies are made, nor what their statistics mean.
 """
 
 import os
@@ -31,7 +31,7 @@ _MAY_DIFFER = {
     *("model.log_std_init", "model.attention_init_gru_gate_bias"),  # initial values alone
     *("model.max_seq_len", "model.conv_dtype"),
 }
-"""Settings with which the same weights still are the same policy."""
+"""Settings that may differ: the same weights are still the same policy."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Source:
 
     Attributes:
         key: address of the setting that names it.
-        policy_id: its id there.
+        policy_id: its id in that run.
     """
 
     key: str
@@ -48,19 +48,19 @@ class Source:
     policy_id: str
 
     def misfit(self, message: str) -> ConfigError:
-        """The error that it cannot be taken over."""
+        """The error of a policy that cannot be taken over."""
         return _error(self.key, f"{self.checkpoint.path}: {message}")
 
 
 Sources = dict[str, Source]
-"""Policy id -> what it begins with, of the policies that `initial_weights` is about."""
+"""Policy id -> its source, for policies that `initial_weights` names."""
 
 
 def read_sources(experiment: ExperimentConfig) -> Sources:
     """The sources that an experiment names.
 
     Raises:
-        ConfigError: there is no such policy, here or there, or no whole checkpoint.
+        ConfigError: a policy does not exist, here or there, or there is no intact checkpoint.
     """
     given, known = experiment.initial_weights, [*policy_settings(experiment, DEFAULT_POLICY_ID)]
     if given is None:
@@ -85,12 +85,12 @@ def read_sources(experiment: ExperimentConfig) -> Sources:
 
 
 def with_links_followed(experiment: ExperimentConfig) -> ExperimentConfig:
-    """The experiment of a new run, to whose folder ``latest`` will lead as soon as there is one."""
+    """The experiment with links in `initial_weights` resolved: ``latest`` may soon be this run."""
     return _with_paths(experiment, _followed)
 
 
 def with_paths_from(experiment: ExperimentConfig, folder: str) -> ExperimentConfig:
-    """The experiment with the paths that it has for a process whose directory is ``folder``."""
+    """The experiment with paths in `initial_weights` taken relative to ``folder``."""
     if folder == os.getcwd():
         return experiment
     return _with_paths(experiment, partial(os.path.join, folder))
@@ -109,13 +109,13 @@ def _with_paths(experiment: ExperimentConfig, change: Callable[[str], str]) -> E
 
 
 def _followed(given: str) -> str:
-    """The path of a run folder or checkpoint without links."""
+    """The path of a run folder or checkpoint, with links resolved."""
     whole = os.path.realpath(_run_or_checkpoint(Path(given)))
     return given if whole == os.path.abspath(given) else os.path.relpath(whole)
 
 
 def _run_or_checkpoint(path: Path) -> Path:
-    """The path, or the latest run where it is ``runs/<name>``."""
+    """The path, or the latest run if the path is ``runs/<name>``."""
     return path / LATEST if (path / LATEST / CHECKPOINTS).is_dir() else path
 
 
@@ -133,10 +133,10 @@ def _error(key: str, message: str) -> ConfigError:
 
 
 def begin_with(sources: Sources, algorithm: Checkpointed) -> None:
-    """Let policies begin with weights and statistics of their sources; nothing else is taken.
+    """Load the weights and statistics of policies from their sources; nothing else is taken.
 
     Raises:
-        ConfigError: they do not fit.
+        ConfigError: a source does not fit its policy.
     """
     weights = algorithm.get_weights() if sources else {}
     for policy_id, source in sources.items():
@@ -167,7 +167,7 @@ def begin_with(sources: Sources, algorithm: Checkpointed) -> None:
 def _require_fit(
     source: Source, policy_id: str, difference: str | None, experiment: ExperimentConfig
 ) -> None:
-    """Raise ConfigError if weights differ, or settings that they have their meaning from."""
+    """Raise ConfigError if weights differ, or settings that determine their meaning."""
     checkpoint, reasons = source.checkpoint, [] if difference is None else [difference]
     if reasons and checkpoint.algorithm != experiment.algorithm:
         reasons.append(f"it is of {checkpoint.algorithm}")
@@ -184,10 +184,10 @@ def _require_fit(
 
 
 def _settings(config_yaml: str, policy_id: str) -> dict[str, Any]:
-    """By address, as plain values, the settings that say what a policy does with its weights."""
+    """The settings that determine what a policy does with its weights, as plain values."""
     plain = parse_yaml(config_yaml, "").plain()
     own = plain["multi_agent"]["policies"].get(policy_id) or {"use": plain.get("policy")}
-    # A setting that an earlier version did not have is what it is by default.
+    # A setting that an earlier version did not have has its default.
     model = {**to_plain(ModelConfig()), **plain["model"], **own.get("model", {})}
     use = own["use"]
     return {
@@ -203,7 +203,7 @@ def _take_state(source: Source, policy_id: str, algorithm: Checkpointed) -> None
     statistics = state["connectors"][source.policy_id]
     if any(statistics.values()):
         if not algorithm.config.env_runners.update_worker_filter_stats:
-            message = "each env runner keeps statistics of its own, and initial_weights has some"
+            message = "initial_weights has filter statistics, which env runners would not receive"
             raise _error("env_runners.update_worker_filter_stats", f"{message}; set it to true")
         central = policies.connectors
         central.set_state({**central.get_state(), policy_id: statistics})

@@ -46,7 +46,7 @@ def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    """The inverse of ``encode``; KeyError or ValueError for a foreign document."""
+    """The inverse of ``encode``; raises KeyError or ValueError for any other document."""
     if isinstance(document, list):
         return [decode(item, arrays) for item in document]
     if not isinstance(document, dict):
@@ -168,6 +168,6 @@ def _decode_scalar(value: Any) -> np.generic:
     name, data = value
     dtype = np.dtype(str(name))
     if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(f"no numpy scalar of {name!r} is ever written")
+        raise ValueError(f"a checkpoint has no numpy scalars of {name!r}")
     scalar: np.generic = np.frombuffer(bytes.fromhex(data), dtype.newbyteorder("<"))[0]
     return scalar.astype(dtype)

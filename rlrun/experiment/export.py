@@ -47,7 +47,7 @@ class Export:
     policy_id: str
     checkpoint: Path
     signature: str
-    """Inputs and outputs as JSON, as they stand in the file."""
+    """Inputs and outputs as JSON, as written in the file."""
     difference: float
     """Largest difference of an action on 1,000 observations, relative to actions above 1."""
 
@@ -142,7 +142,7 @@ def _write(
     load: Callable[[Path], Program],
     acting: ActingPolicy,
 ) -> float:
-    """Write a file, see that it acts as the policy does, and give it its name; the difference."""
+    """Write a file, check that it acts as the policy does, and return the difference."""
     temporary = path.with_name(f".{os.getpid()}-{path.name}")
     try:
         try:
@@ -204,7 +204,7 @@ def _observations(acting: ActingPolicy, rng: np.random.Generator) -> dict[str, A
     leaves = {}
     for name, _, space in named_leaves(acting.observation_space, "obs"):
         if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-            # Uniform ones of a space with huge bounds would be nothing but huge.
+            # Uniform samples from huge bounds would all be huge.
             numbers = 2.0 * rng.standard_normal((NUM_ENVS, *space.shape))
             leaves[name] = np.clip(numbers, space.low, space.high).astype(space.dtype)
         else:

@@ -31,7 +31,7 @@ class RunOutcome:
 
 
 def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
-    """The outcome in a few lines, with the commands that may follow; the first is the headline."""
+    """The outcome in a few lines, with commands to run next; the first is the headline."""
     lines = [_headline(outcome)]
     result = outcome.result
     if result is not None:
@@ -66,7 +66,7 @@ def _headline(outcome: RunOutcome) -> str:
 
 
 def resume_command(folder: Path, *, end: str, reason: str | None) -> str:
-    """The command that goes on with a run; with another stop, if it has reached its own."""
+    """The command that resumes a run, with another stop if it has reached its own."""
     command = f"{RunFolder.RESUME} {in_shell(folder)}"
     if end != "finished":
         return command

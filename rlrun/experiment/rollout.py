@@ -106,17 +106,17 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     save: Path | str | None = None,
     trust: bool = False,
 ) -> Rollout:
-    """Roll out a checkpoint: the one named, or the best of a run, or its newest if none is best.
+    """Roll out a checkpoint: the one named, or the best of a run, else its newest.
 
     Args:
         run_or_checkpoint: run folder, or one checkpoint.
         overrides: settings laid over the run's, such as ``"env.max_episode_steps=50"``.
         episodes: number of episodes; None takes as many as the run's `evaluation`.
-        steps: most env steps of the whole rollout, which then plays one episode at a time.
+        steps: most env steps of the whole rollout, which then runs one episode at a time.
         seed: seed of the episodes; None takes the seed of the run's evaluation.
         explore: sample actions instead of taking the most probable ones.
-        render: show the environment in a window; one episode at a time.
-        video: folder for a video of each episode; one episode at a time.
+        render: show the environment in a window, one episode at a time.
+        video: folder for a video of each episode, one episode at a time.
         save: npz file for all transitions.
         trust: import the code that the run names, even if this user has not signed it.
 
@@ -174,7 +174,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
 
 def _evaluation_overrides(**changes: int | None) -> list[str]:
-    """Changes of the section `evaluation`; None is none, and `episodes` replace `env_steps`."""
+    """Overrides of the section `evaluation`; None changes nothing, `episodes` unset `env_steps`."""
     words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
     return words if changes["episodes"] is None else [*words, "evaluation.env_steps=null"]
 
@@ -213,7 +213,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":
-    """The algorithm of a checkpoint, in this process, with overrides laid over its settings."""
+    """The algorithm of a checkpoint, in this process, with overrides of its settings."""
     experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
     algorithm = build_alone(experiment.begun)
     # The training episodes are not needed, and restoring their environments would take time.

@@ -53,7 +53,7 @@ SWEEP_CONFIG = "sweep.yaml"
 _LOCK = ".lock"
 _VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
 _GIT_TIMEOUT_S = 2.0
-_LOOK_S = 0.2  # a folder is locked for less, at times, by those that look whether it is in use
+_LOOK_S = 0.2  # processes that test whether a folder is in use lock it for less than this
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class RunInUseError(RunFolderError):
 
 
 class FolderLostError(CheckpointWriteError):
-    """The folder of a run has disappeared while the run was going; the run ends."""
+    """The folder of a run has disappeared during the run, which ends."""
 
     is_lasting = True
 
@@ -79,13 +79,13 @@ class RunFolder:
     Attributes:
         path: the folder as the user has named it, for messages.
         home: absolute path of the folder, valid after a change of the working directory.
-        is_new: whether this process has made it.
+        is_new: whether this process has created it.
     """
 
     CONFIG: ClassVar[str] = "config.yaml"
-    """The file that makes a folder one of this kind."""
+    """The file by which a folder of this kind is recognised."""
     RESUME: ClassVar[str] = "rlrun train --resume"
-    """The command that resumes one."""
+    """The command that resumes a folder."""
     SUFFIX: ClassVar[str] = "s"
     """Text between time and seed in the folder's name."""
 
@@ -148,12 +148,12 @@ class RunFolder:
 
     @classmethod
     def branch(cls, checkpoint: Path, *, at: Path | str | None = None) -> Self:
-        """Make a folder for a run that goes on from one checkpoint, of another run or alone.
+        """Create a folder for a run that continues from one checkpoint, of another run or alone.
 
-        It has the settings of the checkpoint, and the results of its run.
+        It gets the settings of the checkpoint, and the results of the checkpoint's run.
 
         Raises:
-            RunFolderError: the folder cannot be made.
+            RunFolderError: the folder cannot be created.
         """
         checkpoint = checkpoint.resolve()  # before `latest` leads to the new folder
         settings, metrics = checkpoint / cls.CONFIG, checkpoint.parent.parent / "metrics.jsonl"
@@ -207,7 +207,7 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Remove the folder of a run that never began, so that its name is free again."""
+        """Remove the folder of a run that has not begun, so that its name is free again."""
         shutil.rmtree(self.home, ignore_errors=True)
         renew_latest(self.home.parent)
 
@@ -248,16 +248,16 @@ class RunFolder:
         return {}
 
     def begin_session(self, *, resumed_from: int | None, overrides: Iterable[str]) -> None:
-        """Note in meta.json that a process has opened the folder to run.
+        """Record in meta.json that a process has begun to run in the folder.
 
-        Warns if the process before it has not noted its end.
+        Warns if the session before it has recorded no outcome.
         """
         self._earlier = self.read_meta()
         meta = self._earlier or {"created": _now(), "sessions": []}
         if meta.get("outcome") == "running":
             _log.warning(
-                "the last session ended without a word: its process was killed, or ended by code "
-                "in it; env_runners.gym_env_vectorize_mode=async gives environments their own"
+                "the last session ended without an outcome: its process was killed, or code in it "
+                "exited; env_runners.gym_env_vectorize_mode=async gives environments their own"
             )
         session = {
             "started": _now(),
@@ -280,14 +280,14 @@ class RunFolder:
         self._write_meta({**meta, "outcome": "running", "sessions": sessions})
 
     def end_session(self, outcome: str, reason: str, iteration: int | None) -> None:
-        """Note the outcome, "finished", "interrupted" or "failed", and its reason."""
+        """Record the outcome, "finished", "interrupted" or "failed", and its reason."""
         meta = self.read_meta() or self._noted
         if meta.get("sessions"):
             meta["sessions"][-1] |= {"ended": _now(), "outcome": outcome, "reason": reason}
         self._write_meta(meta | {"outcome": outcome, "training_iteration": iteration})
 
     def withdraw_session(self) -> None:
-        """Leave the folder as it was before a session that never began; a new one is removed."""
+        """Restore meta.json from before a session that failed to begin; remove a new folder."""
         if self.is_new:
             self.discard()
         elif self._earlier:
@@ -304,7 +304,9 @@ def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:
         home = path.parent if len(path.parts) > 1 else Path(RUNS)  # where names of runs are
         raise RunFolderError(f"{path}: no such run folder{similar_folder(path, home)}")
     if is_of_checkpoints(path):
-        raise RunFolderError(f"{path}: checkpoints; name the run folder that contains them")
+        raise RunFolderError(
+            f"{path}: checkpoints are not runs; name the folder that contains them"
+        )
     if (path / config).is_file():
         return path
     if (path / LATEST / config).is_file():
@@ -331,12 +333,12 @@ def is_of_checkpoints(path: Path) -> bool:
 
 
 def in_shell(path: Path) -> str:
-    """A path as a word of a command that is shown."""
+    """A path as an argument in a shell command."""
     return shlex.quote(str(path))
 
 
 def newest_run(home: Path) -> Path | None:
-    """The run or sweep in ``home`` that was made last."""
+    """The run or sweep in ``home`` that was created last."""
     runs = [
         path
         for path in (home.iterdir() if home.is_dir() else ())
@@ -347,7 +349,7 @@ def newest_run(home: Path) -> Path | None:
 
 
 def renew_latest(home: Path) -> None:
-    """Where ``latest`` leads nowhere any more, let it lead to the newest run that is left."""
+    """If ``latest`` is broken, point it at the newest remaining run, or remove it."""
     link = home / LATEST
     if not link.is_symlink() or link.exists():
         return
@@ -361,7 +363,7 @@ def renew_latest(home: Path) -> None:
 
 
 def plain_settings(config: Path) -> dict[str, Any]:
-    """The settings in a folder's file as plain values, without a look at the code that they name.
+    """The settings in a folder's file as plain values, without importing the code that they name.
 
     Raises:
         RunFolderError, ConfigError: the file is missing or damaged.
@@ -378,7 +380,7 @@ def plain_settings(config: Path) -> dict[str, Any]:
 
 
 def refuse_links_out(path: Path) -> None:
-    """Raise if a link in a run folder leads out of it: what is written must stay in the folder."""
+    """Raise if a link in a run folder leads out of it: files must be written within the folder."""
     home = os.path.realpath(path)
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
@@ -388,7 +390,7 @@ def refuse_links_out(path: Path) -> None:
             target = os.path.realpath(link)
             if os.path.commonpath((home, target)) != home:
                 raise RunFolderError(
-                    f"{link}: a link out of the run folder, to {target}: nothing is written "
+                    f"{link}: links out of the run folder, to {target}, and nothing is written "
                     "through it; put a copy in its place"
                 )
 

@@ -1,4 +1,4 @@
-"""The index of runs: which folders below a path are runs or sweeps, and what each of them shows.
+"""The index of runs: the folders of runs and sweeps below a path, and the content of each.
 
 Owns how the state, the progress and the best value of a run are read from its folder, and how runs
 are removed. No code that a run's settings name is imported, and a damaged folder is an entry with
@@ -48,8 +48,8 @@ class RunEntry:
 
     path: Path
     state: str
-    """The outcome in meta.json; ``killed`` where no process is left that would write it; else
-    ``running``, or ``damaged``."""
+    """The outcome in meta.json; ``killed`` if the process ended without one; else ``running``, or
+    ``damaged``."""
     reason: str
     """Why it ended, or what is damaged."""
     settings: Mapping[str, Any]
@@ -64,7 +64,7 @@ class RunEntry:
     best: float | None
     """The best value that counts, of any result; of a sweep its best trial's score."""
     progress: float | None
-    """Used share of the budget in ``stop:``, 0 to 1; None without a budget."""
+    """Used fraction of the budget in ``stop:``, 0 to 1; None without a budget."""
     members: tuple["RunEntry", ...] = ()
     """The runs of a group or sweep."""
 
@@ -88,11 +88,11 @@ class RunEntry:
         return True
 
     def with_members(self, filters: Mapping[str, str]) -> "RunEntry":
-        """The entry with those members alone that match."""
+        """The entry with only the members that match."""
         return replace(self, members=tuple(each for each in self.members if each.matches(filters)))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by entry of the folder; links count nothing."""
+        """Bytes by entry of the folder, not counting links."""
         with os.scandir(self.path) as entries:
             return {entry.name: _size(entry) for entry in entries}
 
@@ -123,7 +123,7 @@ def read_index(path: Path) -> list[RunEntry]:
 
 
 def _folders(path: Path, levels: int) -> Iterator[Path]:
-    """The folders of runs and sweeps, down to so many levels; links are not followed."""
+    """The folders of runs and sweeps, up to ``levels`` deep; links are not followed."""
     if _is_listed(path):
         yield path
     elif levels:
@@ -209,7 +209,7 @@ def _created(path: Path, meta: Mapping[str, Any]) -> datetime:
 
 
 class _Goal:
-    """The metric by which results of a run are compared, and the criteria that end the run."""
+    """The metric by which results of a run are compared, and its stop criteria."""
 
     def __init__(self, settings: Mapping[str, Any], section: str) -> None:
         chosen = settings.get(section)
@@ -232,7 +232,7 @@ class _Goal:
 
 
 def _best_score(sweep: Path, goal: _Goal) -> float | None:
-    """The score of a sweep's best trial; None without any, or where the table is damaged."""
+    """The score of a sweep's best trial; None without any, or if the table is damaged."""
     mode = "min" if goal.best_of is min else "max"
     try:
         table = TrialTable.read(sweep / TRIALS_FILE, metric=goal.metric, mode=mode)
@@ -318,7 +318,7 @@ def removable(path: Path) -> RunEntry:
 
 
 def remove(path: Path) -> None:
-    """Remove the folder of a run or sweep; ``latest`` then leads to the newest that is left.
+    """Remove the folder of a run or sweep; ``latest`` then points at the newest remaining one.
 
     Raises:
         RunFolderError: a process is running in the folder. OSError: it cannot be removed.

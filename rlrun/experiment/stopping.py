@@ -5,10 +5,10 @@ Owns the rule of the ``stop:`` section and the signal handlers. It must not know
 A run ends after the first iteration whose result has any of the named numbers at its bound or above
 (``>=``, also for a return of -150). A mean return counts only once its window of episodes is full.
 
-The first Ctrl-C or SIGTERM ends a run after the iteration that is under way: in the middle of one
-the state is half old and half new, and keeping a copy of the last whole state would cost every
-iteration. A second signal ends it at once, and the last state that is held is saved. So does the
-first if the iteration does not end since a call of an environment does not return.
+The first Ctrl-C or SIGTERM ends a run after the current iteration: in the middle of one the state
+is inconsistent, and a copy of the state before it would cost time in every iteration. A second
+signal ends the run at once, and the last state in memory is saved. So does the first signal if a
+call of an environment does not return.
 """
 
 import signal
@@ -25,7 +25,7 @@ from rlrun.envs.watchdog import SIGNAL_S, CallWatch
 from rlrun.experiment.report.numbers import number
 
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
-"""Result keys that only grow: as criteria they are budgets, all others are goals."""
+"""Result keys that only grow: as criteria they are budgets; all others are goals."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StopCriteria:
         return texts
 
     def used_budget(self, result: Mapping[str, Any]) -> float | None:
-        """Used share of the budget, 0 to 1, None without a budget; goals do not count."""
+        """Used fraction of the budget, 0 to 1; None without a budget. Goals do not count."""
         budgets = [each for each in self.criteria if each.address in COUNTERS and each.bound > 0]
         shares = [(number_at(result, each.address) or 0.0) / each.bound for each in budgets]
         return min(1.0, max(shares)) if shares else None
@@ -86,11 +86,11 @@ class StopCriteria:
     def check_keys(self, result: Mapping[str, Any], others: Iterable[tuple[str, str]] = ()) -> None:
         """Raise InputError if ``result``, a run's first, lacks the key of a criterion.
 
-        All further results have its keys, so the criterion could never be reached, unless an
-        episode or an evaluation brings the key: of these only what looks misspelt is an error.
+        All further results have the same keys, so the criterion could never be reached. Keys that
+        episodes or evaluations may add are errors only if they look misspelt.
 
         Args:
-            others: further settings that name a key of the results, each with the key.
+            others: further settings that name a result key, each with the key.
         """
         problems = []
         for setting, address in [*(("stop", each.address) for each in self.criteria), *others]:
@@ -125,15 +125,15 @@ def _suggest(address: str, result: Mapping[str, Any]) -> str:
 
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals of a user, a system that shuts down, a terminal that closes, a scheduler that warns of
-its time limit."""
+"""Sent by Ctrl-C, at a system's shutdown, by a terminal that closes, and by a scheduler before its
+time limit."""
 
 
 class Interrupts:
-    """Context manager: from ``defer()`` on, the first of `ENDING_SIGNALS` is only noted.
+    """Context manager: after ``defer()``, the first of `ENDING_SIGNALS` only sets `requested`.
 
-    Before that, for the second signal, and in a call of an environment that does not return,
-    KeyboardInterrupt is raised. Without effect outside the main thread, where Python delivers no
+    Before that, for the second signal, and in a call of an environment that does not return, it
+    raises KeyboardInterrupt. It has no effect outside the main thread, where Python delivers no
     signals.
     """
 
@@ -144,7 +144,7 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
         self._watch: CallWatch | None = None
         self.cause: str | None = None
-        """Name of the signal that was received, or what else ends the run; None before."""
+        """Name of the received signal, or another reason to end the run; None before."""
 
     @property
     def requested(self) -> bool:
@@ -152,15 +152,15 @@ class Interrupts:
         return self.cause is not None
 
     def look(self) -> bool:
-        """Whether a signal was received; handlers that an environment replaced are put back."""
+        """Whether a signal was received; restores handlers that an environment replaced."""
         self._install()
         return self.requested
 
     def defer(self, *elsewhere: Callable[[], None]) -> None:
-        """Only note the first signal from now on; also replaces the handlers that Ray installed.
+        """Defer the first signal from now on; also replaces the handlers that Ray installed.
 
         Args:
-            elsewhere: called then, to end calls of environments in other processes.
+            elsewhere: called at the first signal, to end calls of environments in other processes.
         """
         self._deferring, self._elsewhere = True, elsewhere
         self._install()
@@ -180,8 +180,9 @@ class Interrupts:
             signal.signal(each, self._handler_before(each))
 
     def _handler_before(self, number: signal.Signals) -> Any:
-        """The handler that was there, or where that was one of a run which has ended by now, the
-        one before it: two runs may go on side by side.
+        """The previous handler; if it belongs to a run that has ended since, the one before that.
+
+        Two runs may be active at once.
         """
         handler = self._previous[number]
         owner = getattr(handler, "__self__", None)

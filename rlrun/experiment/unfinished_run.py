@@ -55,7 +55,7 @@ def unfinished_run(
         if path.is_symlink() or not folder.config.is_file() or is_in_use(path):
             continue
         if not folder.is_finished() and _is_run_of(folder, experiment):
-            with suppress(RunInUseError):  # another job has been quicker
+            with suppress(RunInUseError):  # another job was faster
                 return kind.open(path)
     return None
 
@@ -63,30 +63,30 @@ def unfinished_run(
 def require_work(
     folder: RunFolder, experiment: ExperimentConfig, checkpoint: Checkpoint | None, reached: str
 ) -> None:
-    """Check that a run which is resumed has something left to do, or is not asked for anything.
+    """Check that a resumed run has something left to train, or that no settings were changed.
 
     Args:
-        experiment: the run's own, with what was changed on the command line.
-        reached: the criteria of its stop that the newest checkpoint has reached; possibly empty.
+        experiment: the run's experiment, with changes of the command line.
+        reached: the criteria of its stop that the newest checkpoint has reached; may be empty.
 
     Raises:
         RunFolderError: it has finished without a checkpoint, or nothing would be trained in a new
-            folder or with the changed settings, or these say what a run begins with.
+            folder or with the changed settings, or `initial_weights` was changed.
     """
     if checkpoint is None and folder.is_finished():
         raise RunFolderError(
-            f"{folder.path}: finished, without a checkpoint to go on from; "
+            f"{folder.path}: the run has finished without a checkpoint to continue from; "
             f"`rlrun rerun {in_shell(folder.path)}` trains it again"
         )
     if reached and folder.is_new:
-        raise RunFolderError(f"the checkpoint has reached its stop ({reached}); move it, too")
+        raise RunFolderError(f"the checkpoint has reached its stop ({reached}); change it, too")
     present = load(folder.config, trust=True).experiment
     if checkpoint is not None and present.initial_weights != experiment.initial_weights:
-        raise RunFolderError(f"{folder.path}: it has begun: initial_weights is for new runs")
+        raise RunFolderError(f"{folder.path}: the run has begun; initial_weights is for new runs")
     if reached and present.model_copy(update={"stop": experiment.stop}) != experiment:
         raise RunFolderError(
-            f"{folder.path}: finished ({reached}), so nothing would be trained with the other "
-            "settings; move its stop, too"
+            f"{folder.path}: the run has finished ({reached}) and would not train with the other "
+            "settings; change its stop, too"
         )
 
 

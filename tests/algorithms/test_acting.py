@@ -223,13 +223,13 @@ def test_what_is_no_checkpoint_of_it_is_refused(tmp_path):
     algorithm.stop()
     with pytest.raises(CheckpointError, match="a checkpoint of PPO, not of SAC"):
         SAC.from_checkpoint(tmp_path / "checkpoint")
-    with pytest.raises(CheckpointError, match="no checkpoint, nor a run folder with one"):
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run folder with one"):
         PPO.from_checkpoint(tmp_path)
 
 
 def test_what_cannot_be_acted_on_is_named(built):
     policy = built(PGConfig().environment("CartPole-v1")).acting_policy()
-    with pytest.raises(ValueError, match=r"shape \(3,\), the space says \(4,\)"):
+    with pytest.raises(ValueError, match=r"shape \(3,\), but the space has \(4,\)"):
         policy.compute_single_action(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="2 observations, of 1 environments"):
         policy.compute_actions(np.zeros((2, 4), np.float32))

@@ -163,7 +163,7 @@ def test_runners_come_and_go_and_batches_stay_as_large(
 
 def test_a_local_runner_stays_the_only_one(built: Any) -> None:
     algorithm = built(build, "PPO")
-    with pytest.raises(ValueError, match="only remote env runners come and go"):
+    with pytest.raises(ValueError, match="only remote env runners can be added or removed"):
         algorithm.resize_env_runners(2)
     assert algorithm.config.env_runners.num_env_runners == 0
 

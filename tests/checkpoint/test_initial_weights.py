@@ -241,7 +241,7 @@ MISFITS = {
     ),
     "another policy": (
         agents({"mian": {}}),
-        "there is no policy 'mian', there is default_policy; "
+        "there is no policy 'mian'; choose from default_policy; "
         "{mian: {path: source, policy: default_policy}} takes another",
     ),
 }
@@ -293,7 +293,7 @@ def test_another_algorithm_with_the_same_networks_takes_the_weights(trained, bui
 def test_statistics_that_runners_keep_to_themselves_are_refused(trained, built):
     trained(ppo(**FILTER))
     own = ppo(**FILTER, update_worker_filter_stats=False)
-    with pytest.raises(ConfigError, match="each env runner keeps statistics of its own"):
+    with pytest.raises(ConfigError, match="initial_weights has filter statistics"):
         built(own.initial_weights("source"))
 
 
@@ -310,7 +310,11 @@ def cut(path):
     ("damage", "named", "said"),
     [
         (lambda: None, "sourec", "there is no sourec - did you mean source?"),
-        (lambda: Path("empty").mkdir(), "empty", "empty: no checkpoint, nor a run folder with one"),
+        (
+            lambda: Path("empty").mkdir(),
+            "empty",
+            "empty: neither a checkpoint nor a run folder with one",
+        ),
         (lambda: cut(Path("source/weights.safetensors")), "source", "the checkpoint is damaged"),
         (lambda: cut(Path("source/manifest.json")), "source", "is damaged or foreign"),
         (lambda: Path("source/state.json").unlink(), "source", "incomplete: no state.json"),

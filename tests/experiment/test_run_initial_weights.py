@@ -77,7 +77,7 @@ def test_the_latest_run_is_the_one_before_and_a_restarted_job_goes_on(source, pl
 
 def test_a_run_that_has_begun_takes_no_other_weights(source):
     begun = run("initial_weights=runs/a", run_dir="run")
-    with pytest.raises(RunFolderError, match="it has begun: initial_weights is for new runs"):
+    with pytest.raises(RunFolderError, match="the run has begun; initial_weights is for new runs"):
         resume_experiment(begun, ["initial_weights=null", "stop.training_iteration=3"])
     assert load_experiment("run/config.yaml").initial_weights == str(source)
 

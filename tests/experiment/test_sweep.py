@@ -55,7 +55,7 @@ def counting_sweep(counting):
 def test_a_trial_that_the_running_ray_cannot_hold_leaves_no_folder(tmp_path):
     grid = "{env_runners.num_env_runners: {grid: [512]}}"
     sized = PPO.replace("train_batch_size: 64", "train_batch_size: 2048")
-    with pytest.raises(ResourceError, match="need 512 CPUs, the running Ray has"):
+    with pytest.raises(ResourceError, match="need 512 CPUs, but the running Ray has"):
         sweep(tmp_path, f"{sized}sweep: {{space: {grid}}}")
     assert not (tmp_path / "sweep").exists()
 

@@ -85,7 +85,7 @@ def test_a_sweep_is_resumed_after_its_process_was_killed(whole, record_fault):
     repeated = [unsaved_env_steps(trial(folder, 3))]
     ended = [row["trial"] for row in trials(folder) if row["status"] == "finished"]
     logs = {number: (trial(folder, number) / "log.txt").read_text() for number in ended}
-    resume(folder, says="warning: the last session ended without a word")
+    resume(folder, says="warning: the last session ended without an outcome")
     assert ended
     for number, text in logs.items():
         assert (trial(folder, number) / "log.txt").read_text() == text
@@ -178,7 +178,7 @@ def test_a_trial_that_needs_more_than_the_machine_is_refused(whole):
     words = ["env_runners.num_env_runners=32", "--run-dir", whole.parent / "refused"]
     code, _, err = finish(command(whole.parent / "exp.yaml", *words))
     assert code == 2
-    assert "32 env runners with 1 CPUs each need 32 CPUs, this machine has" in err
+    assert "32 env runners with 1 CPUs each need 32 CPUs, but this machine has" in err
     assert not (whole.parent / "refused").exists()
 
 

@@ -128,7 +128,9 @@ def test_a_trial_reserves_its_runners_and_devices():
 
 def test_a_trial_that_needs_too_much_is_refused_with_the_arithmetic():
     check_fits([experiment("env_runners: {num_env_runners: 2}")], capacity({"CPU": 2.0}))
-    with pytest.raises(ResourceError, match=r"need 8 CPUs, this machine has 2: set env_runners"):
+    with pytest.raises(
+        ResourceError, match=r"need 8 CPUs, but this machine has 2: set env_runners"
+    ):
         check_fits([experiment("env_runners: {num_env_runners: 8}")], capacity({"CPU": 2.0}))
     with pytest.raises(ResourceError, match=r"needs 1 CPU, 1 GPU on one machine; there is 2 CPU"):
         check_fits([experiment("learners: {device: cuda}")], capacity({"CPU": 2.0}))

@@ -197,7 +197,7 @@ def _rows_from(path: Path, start: int) -> tuple[list[Row], int]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _row(line: bytes) -> Row | None:

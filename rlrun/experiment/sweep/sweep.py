@@ -176,7 +176,7 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
     if before.model_copy(update={"stop": experiment.stop}) != experiment:
         problem = "its trials keep their settings; only stop can change"
     elif experiment.sweep.scheduler is not None or "stop" in searched:
-        problem = "the stop of its trials is searched, or up to a scheduler; train single trials on"
+        problem = "its search or scheduler decides when trials stop; resume single trials instead"
     elif lacking:
         problem = f"{lacking[0]} has finished without a checkpoint to continue from"
     else:
