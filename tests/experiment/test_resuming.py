@@ -41,7 +41,11 @@ def test_a_new_run_goes_on_from_a_checkpoint_as_the_run_itself_did():
     ("run", "overrides", "says"),
     [
         ("run", [], "run: a run is resumed in its own folder; only from a checkpoint in another"),
-        ("run/checkpoints/latest", [], "reached its stop \\(training_iteration 6 >= 6\\); change it"),
+        (
+            "run/checkpoints/latest",
+            [],
+            "reached its stop \\(training_iteration 6 >= 6\\); change it",
+        ),
         ("run/checkpoints/000004", ["training.gian=1"], "did you mean gain"),
         ("run/checkpoints/000004", ["stop.typo=1"], "stop: typo: no such result key"),
     ],
