@@ -472,7 +472,7 @@ class Endless(MultiAgentEnv):
 def test_an_episode_in_which_nobody_acts_any_more_is_an_error_that_says_what_ends_it(built):
     config = PPOConfig().environment(f"{__name__}:Endless").multi_agent(policies=["a"])
     algorithm = built(config.training(train_batch_size=1100, minibatch_size=1100))
-    with pytest.raises(EnvError, match="acted for 1001 steps; a flag '__all__' ends an episode"):
+    with pytest.raises(EnvError, match="acted for 1001 steps; set '__all__' to end the episode"):
         algorithm.train()
 
 

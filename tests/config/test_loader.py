@@ -354,11 +354,11 @@ evaluation: {parallel_to_training: true}
 """
     found = errors(write(text, minimal=False))
     assert [line.removeprefix("exp.yaml:").partition(" - did")[0][:80] for line in found] == [
-        "1:1: algorithm: there is no algorithm 'PPOO', there is PPO, A2C, A3C, APPO, IMPA",
+        "1:1: algorithm: there is no algorithm 'PPOO'; choose from PPO, A2C, A3C, APPO, I",
         "3:8: stop.env_stepz: no result has the key env_stepz",
         "4:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon, or",
         "6:12: training.lr: expected a number or schedule from 0 to 10, got the text 'x'",
-        "7:14: evaluation.parallel_to_training: the training process cannot do both; set ",
+        "7:14: evaluation.parallel_to_training: one process cannot train and evaluate at ",
     ]
     own = errors(write(text.replace("PPOO", "fake_algorithm:Fakes"), minimal=False))
     assert [line.split(": ")[1] for line in own] == [

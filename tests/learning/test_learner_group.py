@@ -387,7 +387,7 @@ def test_learners_that_do_not_fit_are_named_with_what_was_found():
     with pytest.raises(ResourceError) as caught:
         check(Resources(cpus=4), num_learners=2, num_gpus_per_learner=1)
     assert str(caught.value) == (
-        "2 learners with 1 GPUs each need 2 GPUs, this machine has 0: "
+        "2 learners with 1 GPUs each need 2 GPUs, but this machine has 0: "
         "set learners.num_gpus_per_learner=0"
     )
     with pytest.raises(ResourceError, match=r"num_learners=2 or .*num_gpus_per_learner=0.25"):
