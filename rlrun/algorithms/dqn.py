@@ -17,7 +17,7 @@ without it a resumed run differs from an uninterrupted one: it learns on once it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.replay import (
-    Replay,
-    ReplayTraining,
-    Updater,
-    exploration_at,
-    replay_problems,
-    replayed_rows,
-    transition_buffer,
-)
-from rlrun.algorithms.result import Result
+from rlrun.algorithms.replay import ReplayAlgorithm, Updater, exploration_at, replayed_rows
+from rlrun.algorithms.replay_settings import ReplayTraining
 from rlrun.algorithms.sequence_replay import (
     initial_state,
     kept_columns,
@@ -46,9 +37,9 @@ from rlrun.algorithms.sequence_replay import (
 )
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_best
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import LearningRate, value_at
-from rlrun.config.schema import Count, ExperimentConfig, ExplorationConfig, ModelConfig
+from rlrun.config.schema import Count, ExplorationConfig, ModelConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
@@ -62,14 +53,7 @@ from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
-from rlrun.sampling.runner_messages import Exploration, PolicyFactory
-
-ROUND_STEPS = 4  # env steps between updates with rollout_fragment_length: auto
-MEMORIES = ("use_lstm", "use_gru")
-EXPLORATIONS = ("EpsilonGreedy", "SoftQ", "Random", "ParameterNoise")
-"""Values that `exploration.type` may have; the first is the default."""
-STATISTICS = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
-"""Averaged over the updates of an iteration; None in one without any."""
+from rlrun.sampling.runner_messages import PolicyFactory
 
 
 class DQNTraining(ReplayTraining):
@@ -250,30 +234,43 @@ def project_distribution(
     return (share @ probabilities[:, :, None]).squeeze(-1)
 
 
-class DQN(Algorithm[DQNTraining]):
+class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
     """Sample a few steps, learn from the buffer, sync weights, in turns."""
 
     Training = DQNTraining
     Config = DQNConfig
-    optional_sections = frozenset({"exploration", "replay"})
-    trains_several_policies = True
-    samples_distribution = False
+    round_steps = 4
+    exploration_types = ("EpsilonGreedy", "SoftQ", "Random", "ParameterNoise")
+    memories = ("use_lstm", "use_gru")
+    update_statistics = ("total_loss", "q_mean", "td_error_mean", "grad_norm")
 
     @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of batch and buffer sizes, as ``(key, message)``."""
-        yield from super().validate(config)
-        yield from replay_problems(cls, config, explorations=EXPLORATIONS, memories=MEMORIES)
-        for prefix, settings in addressed_settings(config):
-            for key, message in _network_problems(settings, cls.training_in(settings)):
-                yield f"{prefix}{key}", message
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        training = cls.training_in(settings)
+        if cls._has_memory(settings.model):
+            for name, off in (("num_atoms", 1), ("noisy", False), ("hiddens", None)):
+                if getattr(training, name) != off:
+                    message = "does not go together with a memory (model.use_lstm, use_gru)"
+                    yield f"training.{name}", f"{message}; leave it out"
+        if training.num_atoms > 1 and training.value_rescaling:
+            message = "values with a distribution (num_atoms) are not rescaled; leave it out"
+            yield "training.value_rescaling", message
+        if training.num_atoms > 1 and training.v_min >= training.v_max:
+            message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
+            yield "training.v_min", message
+        if training.noisy and settings.exploration.type not in (None, "EpsilonGreedy"):
+            message = "noisy weights explore by themselves; leave it out beside training.noisy"
+            yield "exploration.type", message
+        elif training.noisy and settings.exploration.epsilon != 0:
+            message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
+            yield "exploration.epsilon", message
 
-    def setup(self) -> None:
-        parts = self._updater, self._buffer
-        replay = Replay(self, *parts, round_steps=ROUND_STEPS, reported=STATISTICS)
-        self.replay = self.keep("replay", replay)
+    @classmethod
+    def _has_memory(cls, model: ModelConfig) -> bool:
+        return any(getattr(model, name) for name in cls.memories)
 
-    def _updater(self, policy_id: str) -> DQNUpdater:
+    def make_updater(self, policy_id: str) -> DQNUpdater:
+        """Make a policy's updater, with a target network."""
         return DQNUpdater(
             self.learners[policy_id],
             self.build_module(policy_id),
@@ -282,11 +279,11 @@ class DQN(Algorithm[DQNTraining]):
             self.config.replay.burn_in,
         )
 
-    def _buffer(self, policy_id: str) -> ReplayBuffer:
-        """A policy's buffer: of sequences, if its network has a memory."""
+    def make_buffer(self, policy_id: str) -> ReplayBuffer:
+        """Make a policy's buffer: of sequences, if its network has a memory."""
         replay, model = self.config.replay, self.policies[policy_id].model
-        if not _has_memory(model):
-            return transition_buffer(replay, self.training_of(policy_id))
+        if not self._has_memory(model):
+            return super().make_buffer(policy_id)
         module = self.learners[policy_id].module
         return SequenceReplayBuffer(
             replay.capacity,
@@ -308,27 +305,6 @@ class DQN(Algorithm[DQNTraining]):
             options=_options(self.training_of(policy_id)),
             exploration=self.policies.settings[policy_id].exploration,
         )
-
-    def exploration(self, policy_id: str) -> Exploration | None:
-        """Epsilon or temperature at this point of the run; each runner may have its own epsilon."""
-        settings = self.policies.settings[policy_id].exploration
-        common = exploration_at(settings, EXPLORATIONS, self.progress.env_steps)
-        exponent = settings.runner_exponent
-        runners = self.config.env_runners.num_env_runners
-        if exponent is None or runners < 2:
-            return common or None
-        # Horgan et al. 2018, arXiv:1803.00933, appendix D.
-        exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
-        return tuple({"epsilon": common["epsilon"] ** each} for each in exponents)
-
-    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Take over weights by name; target networks become copies of them."""
-        super().set_weights(weights)
-        self.replay.copy_targets()
-
-    def training_step(self) -> Result:
-        """One iteration: rounds of sampling, each followed by the updates that are due."""
-        return self.replay.step()
 
 
 class DQNUpdater(Updater):
@@ -353,7 +329,7 @@ class DQNUpdater(Updater):
         self._exploration, self._burn_in = exploration, burn_in
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
-        explores = exploration_at(self._exploration, EXPLORATIONS, env_steps)
+        explores = exploration_at(self._exploration, DQN.exploration_types, env_steps)
         return {"lr": value_at(self._training.lr, env_steps), **explores}
 
     def update(
@@ -383,31 +359,6 @@ class DQNUpdater(Updater):
         """Renew the target network if that is due."""
         if self.target.due(steps, self._training.target_network_update_freq):
             self.target.follow(self._training.tau)
-
-
-def _has_memory(model: ModelConfig) -> bool:
-    return any(getattr(model, name) for name in MEMORIES)
-
-
-def _network_problems(settings: PolicySettings, training: DQNTraining) -> Iterator[tuple[str, str]]:
-    """Settings of one policy that contradict each other."""
-    if _has_memory(settings.model):
-        for name, off in (("num_atoms", 1), ("noisy", False), ("hiddens", None)):
-            if getattr(training, name) != off:
-                message = "does not go together with a memory (model.use_lstm, use_gru)"
-                yield f"training.{name}", f"{message}; leave it out"
-    if training.num_atoms > 1 and training.value_rescaling:
-        message = "values with a distribution (num_atoms) are not rescaled; leave it out"
-        yield "training.value_rescaling", message
-    if training.num_atoms > 1 and training.v_min >= training.v_max:
-        message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
-        yield "training.v_min", message
-    if training.noisy and settings.exploration.type not in (None, "EpsilonGreedy"):
-        message = "noisy weights explore by themselves; leave it out beside training.noisy"
-        yield "exploration.type", message
-    elif training.noisy and settings.exploration.epsilon != 0:
-        message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
-        yield "exploration.epsilon", message
 
 
 def _options(training: DQNTraining) -> QOptions:

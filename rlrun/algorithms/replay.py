@@ -1,41 +1,38 @@
 """Replay: what algorithms that learn from buffers share, besides their losses.
 
-Owns the buffers of all policies that learn, how many updates are due for the steps sampled, the
-turns of sampling and learning, priorities, and the way of a sampled batch to the device. Must not
-know what is learned from it: each policy has an `Updater` for that.
+Owns the buffers of all policies that learn, the turns of sampling and learning, the number of
+updates due for the steps sampled, priorities, and the columns that losses read. Must not know what
+is learned from a minibatch: each policy has an `Updater` for that.
 
     M  rows of a minibatch
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.replay_settings import (
+    EQUAL_NOISE,
+    EXPLORATION_KEYS,
+    ReplayTraining,
+    least_bytes,
+    replay_problems,
+)
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.batch_arithmetic import short_fragment_lengths
-from rlrun.config.memory_checks import TRANSITION_BYTES, check_fits
+from rlrun.config.memory_checks import check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
-from rlrun.config.schema import (
-    MEMORY_SWITCHES,
-    Count,
-    EnvRunnersConfig,
-    ExperimentConfig,
-    ExplorationConfig,
-    ReplayConfig,
-    TrainingConfig,
-)
-from rlrun.config.section import Positive
+from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, ExplorationConfig
 from rlrun.data import columns as col
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
@@ -43,112 +40,293 @@ from rlrun.learning.learner import reduced
 from rlrun.learning.loaded_batch import Rows
 from rlrun.learning.losses import Statistics
 from rlrun.policies.flat_parameters import as_array
-from rlrun.policies.policy_mapping import Spaces
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
+from rlrun.sampling.runner_messages import Exploration
 
 COLUMNS = (
     *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
     col.DISCOUNTS,
 )
 
-EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
-    "EpsilonGreedy": ("epsilon", "runner_exponent"),
-    "SoftQ": ("temperature",),
-    "StochasticSampling": (),
-    "Random": (),
-    "GaussianNoise": ("scale", "stddev"),
-    "OrnsteinUhlenbeckNoise": ("scale", "theta", "sigma"),
-    "ParameterNoise": ("initial_stddev",),
-}
-"""Types of exploration, with the keys of section `exploration` that only they use."""
-
-EQUAL_NOISE = {"EpsilonGreedy": "EpsilonGreedy", "StochasticSampling": "GaussianNoise"}
-"""An algorithm's own type -> the one whose keys say how far ParameterNoise changes actions."""
-
-
-class ReplayTraining(TrainingConfig):
-    """Settings that algorithms with replay share; `replay` is a section of its own."""
-
-    train_batch_size: Count = 1024
-    """Env steps collected for one iteration, exactly, in many short rounds with updates between."""
-    minibatch_size: Count = 32
-    """Transitions replayed for one gradient step."""
-    training_intensity: Positive = 8.0
-    """Transitions replayed for each env step sampled; 8 is a minibatch of 32 for every 4 steps."""
-    num_steps_sampled_before_learning_starts: Count = 1000
-    """Env steps put into an empty replay buffer before it is learned from."""
-    n_step: Count = 1
-    """Rewards summed before the target network's value is added; fewer where the episode ends."""
-
-
-COMMON_IN_LOCKSTEP = (
-    *("minibatch_size", "training_intensity"),
-    "num_steps_sampled_before_learning_starts",
-)
-"""Settings that are common to all policies where all learn from the same env steps."""
-
-
+T = TypeVar("T", bound=ReplayTraining)
 U = TypeVar("U", bound="Updater")
 
-_MOST_FRAMES = 8
 
+class ReplayAlgorithm(Algorithm[T], Generic[T, U]):
+    """Base class of algorithms that sample a few steps and learn from a buffer, in turns.
 
-class Updater(ABC):
-    """Updates one policy; owns its target network and the like, but not its learner.
-
-    Args:
-        target: of the network that learns values.
+    Attributes:
+        replay: the buffers, and an updater for each policy that learns.
     """
 
-    def __init__(self, target: TargetNetwork) -> None:
-        self.target = target
+    optional_sections = frozenset({"exploration", "replay"})
+    trains_several_policies = True
+    samples_distribution = False
+    round_steps: ClassVar[int]
+    """Env steps between updates with `rollout_fragment_length: auto`."""
+    exploration_types: ClassVar[tuple[str, ...]]
+    """Values that `exploration.type` may have; the first is the default."""
+    memories: ClassVar[tuple[str, ...]] = ()
+    """Switches of `model` for which sequences are replayed."""
+    update_statistics: ClassVar[tuple[str, ...]]
+    """Averaged over the updates of an iteration; None in one without any."""
+
+    @classmethod
+    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
+        yield from super().validate(config)
+        yield from replay_problems(cls, config, cls.exploration_types, cls.memories)
+        for prefix, settings in addressed_settings(config):
+            for key, message in cls.policy_problems(settings):
+                yield f"{prefix}{key}", message
+
+    @classmethod
+    @abstractmethod
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        """Settings of one policy that contradict each other, as ``(key, message)``."""
 
     @abstractmethod
-    def coefficients(self, env_steps: int) -> dict[str, float]:
-        """Values of the schedules that are reported, by name.
+    def make_updater(self, policy_id: str) -> U:
+        """Make the updater of a policy, whose learner exists already."""
 
-        Args:
-            env_steps: where on its schedules the run is.
-        """
+    def make_buffer(self, policy_id: str) -> ReplayBuffer:
+        """Make a policy's buffer: of single transitions, unless this is overridden."""
+        settings, training = self.config.replay, self.training_of(policy_id)
+        capacity, n_step, gamma = settings.capacity, training.n_step, training.gamma
+        if settings.prioritized:
+            alpha = settings.alpha
+            return PrioritizedReplayBuffer(capacity, n_step=n_step, gamma=gamma, alpha=alpha)
+        return ReplayBuffer(capacity, n_step=n_step, gamma=gamma)
 
-    @abstractmethod
-    def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
-        """One update on a replayed batch.
+    def setup(self) -> None:
+        self.replay: Replay[U] = self.keep("replay", Replay(self))
 
-        Args:
-            env_steps: where on its schedules the run is.
+    def exploration(self, policy_id: str) -> Exploration | None:
+        """See `Algorithm.exploration`; each runner may have its own epsilon."""
+        settings = self.policies.settings[policy_id].exploration
+        common = exploration_at(settings, self.exploration_types, self.progress.env_steps)
+        exponent = settings.runner_exponent
+        runners = self.config.env_runners.num_env_runners
+        if exponent is None or runners < 2:
+            return common or None
+        # Horgan et al. 2018, arXiv:1803.00933, appendix D.
+        exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
+        return tuple({"epsilon": common["epsilon"] ** each} for each in exponents)
+
+    def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Load weights by name; target networks become copies of them."""
+        super().set_weights(weights)
+        for updater in self.replay.updaters.values():
+            updater.target.copy()
+
+    def training_step(self) -> Result:
+        """One iteration: rounds of sampling, each followed by the updates that are due."""
+        return self.replay.step()
+
+
+class Replay(Generic[U]):
+    """Sampling and learning in turns, with a buffer and an updater for each policy that learns.
+
+    Attributes:
+        buffer: holds the buffers of all policies.
+        updaters: by policy id.
+    """
+
+    def __init__(self, algorithm: ReplayAlgorithm[Any, U]) -> None:
+        self._algorithm, self._settings = algorithm, algorithm.config.replay
+        for policy_id in algorithm.policies.trained:
+            capacity = self._settings.capacity
+            num_bytes = capacity * least_bytes(algorithm.policies.module_spaces(policy_id))
+            check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions")
+        self._in_lockstep = self._settings.mode == "lockstep"
+        self.updaters = ByPolicy(algorithm.make_updater, algorithm.policies.trained)
+        self.buffer = MultiAgentReplayBuffer(algorithm.make_buffer, mode=self._settings.mode)
+        self._updates_due = ByPolicy(self._new_due)
+        self._planned_for: EnvRunnersConfig | None = None
+        self._rounds: list[list[int]] = []
+
+    def _new_due(self, policy_id: str) -> _UpdatesDue:
+        algorithm = self._algorithm
+        return _UpdatesDue(
+            algorithm.training if self._in_lockstep else algorithm.training_of(policy_id)
+        )
+
+    @property
+    def buffers(self) -> Mapping[str, ReplayBuffer]:
+        """Policy id -> its buffer, as soon as something was added to it."""
+        return self.buffer.buffers
+
+    def step(self) -> Result:
+        """One iteration: rounds of sampling, each followed by the updates that are due and a sync.
 
         Returns:
-            Scalars, and ``td_errors`` ``[M]``, NaN where a step was not learned from.
+            The `learners` part of the result.
         """
+        algorithm = self._algorithm
+        stats = {
+            policy_id: _UpdateStats(self.updaters[policy_id].coefficients(algorithm.env_steps))
+            for policy_id in algorithm.policies.trained
+        }
+        settings = algorithm.config.env_runners
+        if settings is not self._planned_for:  # at first, and when runners have come or gone
+            size, self._planned_for = algorithm.training.train_batch_size, settings
+            self._rounds = short_fragment_lengths(size, settings, algorithm.round_steps)
+        rounds, counted = self._rounds, algorithm.progress.counted_steps
+        end = counted + algorithm.training.train_batch_size
+        for lengths, next_lengths in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
+            if counted < end:  # whole episodes bring more steps than asked for
+                counted = self._round(lengths, next_lengths, stats, counted)
+        result: Result = {}
+        for policy_id, policy_stats in stats.items():
+            row = {
+                **averages(policy_stats.updates, algorithm.update_statistics),
+                "num_updates": len(policy_stats.updates),
+                **policy_stats.coefficients,
+                "replay_size": len(self.buffers.get(policy_id, ())),
+            }
+            result |= algorithm.learner_result(policy_stats.num_rows, row, policy_id)
+        return result
 
-    def end_round(self, steps: int) -> None:  # noqa: B027 - an optional hook
-        """Called after the updates of a round of sampling, if there were any."""
+    def _round(
+        self,
+        lengths: Sequence[int],
+        next_lengths: Sequence[int],
+        stats: Mapping[str, _UpdateStats],
+        counted_before: int,
+    ) -> int:
+        """Sample and store a fragment of each runner, and make the updates that are due for it.
+
+        Args:
+            lengths, next_lengths: of this and the next round's fragments, by runner.
+            stats: of all policies that learn; those of the updates are added.
+            counted_before: env steps of the run, as `Progress.counted_steps` counts them.
+
+        Returns:
+            The same count after the round.
+        """
+        algorithm, policies = self._algorithm, self._algorithm.policies
+        phase, progress = algorithm.timers.phase, algorithm.progress
+        with phase("sample"):
+            sampled = algorithm.train_batch(algorithm.sample_round(lengths, next_lengths))
+        steps = (counted := progress.counted_steps) - counted_before
+        batches = dict(policies.train_batches(sampled, progress))
+        # Updates learn from buffers, so `policies_to_train` is asked without a batch.
+        learning = [*filter(policies.is_policy_to_train, stats)]
+        for policy_id in batches.keys() - policies.settings.keys():  # removed by a callback
+            del batches[policy_id]
+        with phase("transfer"):
+            self.buffer.add(MultiAgentBatch(batches, steps))
+        updated: dict[str, U] = {}
+        with phase("learn"):
+            env_steps = progress.env_steps
+            for policy_id, batch, rng in self._minibatches(learning, steps):
+                updated[policy_id] = updater = self.updaters[policy_id]
+                statistics = updater.update(batch, rng, env_steps)
+                errors = statistics.pop("td_errors")
+                if self._settings.prioritized:
+                    self._report_errors(policy_id, batch, errors)
+                stats[policy_id].updates.append(statistics)
+                stats[policy_id].num_rows += errors.shape[0]
+            for updater in updated.values():
+                updater.end_round(counted)
+        if updated:
+            algorithm.sync_weights()
+        return counted
+
+    def _minibatches(
+        self, learning: Sequence[str], steps: int
+    ) -> Iterator[tuple[str, SampleBatch, np.random.Generator]]:
+        """The minibatches due after ``steps`` more env steps: policy, M transitions, generator.
+
+        They are drawn one by one, so that the errors of one set the priorities of the next. In
+        lockstep, one draw yields the minibatches of all policies.
+        """
+        rng_of = self._algorithm.learner_rng
+        buffers = self.buffer.buffers
+        sampled = [name for name in learning if name in buffers and buffers[name].can_be_sampled]
+        if sampled and self._in_lockstep:
+            sampled = [DEFAULT_POLICY_ID]  # stands for all policies together
+        for sampled_id in sampled:
+            updates = self._updates_due[sampled_id]
+            rngs: dict[str, np.random.Generator] = {}
+            for _ in range(updates.due(steps)):
+                if not rngs:
+                    rngs[sampled_id] = rng_of(sampled_id)
+                size = updates.training.minibatch_size
+                for policy_id, batch in self._draw(sampled_id, size, rngs[sampled_id], learning):
+                    if policy_id not in rngs:
+                        rngs[policy_id] = rng_of(policy_id)
+                    yield policy_id, batch, rngs[policy_id]
+
+    def _draw(
+        self, policy_id: str, size: int, rng: np.random.Generator, learning: Sequence[str]
+    ) -> Iterable[tuple[str, SampleBatch]]:
+        """Draw a minibatch of ``size`` transitions of a policy; returns it with the policy's id.
+
+        Of a buffer of sequences, draw as many sequences as have ``size`` transitions at full
+        length, at least one. In lockstep, draw ``size`` env steps: the transitions of each policy.
+        """
+        if self._in_lockstep:
+            return self.buffer.sample(size, rng, policies=learning).policy_batches.items()
+        buffer = self.buffer.buffers[policy_id]
+        if not isinstance(buffer, PrioritizedReplayBuffer):
+            return ((policy_id, buffer.sample(size, rng)),)
+        if isinstance(buffer, SequenceReplayBuffer):
+            size = max(size // buffer.length, 1)
+        beta = value_at(self._settings.beta, self._algorithm.env_steps)
+        return ((policy_id, buffer.sample(size, rng, beta=beta)),)
+
+    def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Any) -> None:
+        """Set the priorities of a sampled batch by its temporal-difference errors ``[M]``."""
+        buffer = self.buffers[policy_id]
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            errors = abs(as_array(td_errors))
+            ids = batch.column(col.ITEM_IDS)
+            if isinstance(buffer, SequenceReplayBuffer):
+                ids, errors = sequence_errors(batch, errors)
+            if np.isfinite(errors).all():  # else the loss is not finite either, and training ends
+                buffer.update_priorities(ids, errors + self._settings.epsilon)
+
+    def forget(self, policy_id: str) -> None:
+        """Drop the updater, buffer and due updates of a policy."""
+        for kept in (self.updaters, self.buffer, self._updates_due):
+            kept.forget(policy_id)
 
     def get_state(self) -> dict[str, Any]:
-        """Everything besides the learner's state and weights."""
-        return {"target": self.target.get_state()}
+        """Updaters, updates due, and with `replay.store_in_checkpoints` the buffers."""
+        return {
+            "updaters": self.updaters.get_state(),
+            "updates_due": self._updates_due.get_state(),
+            "buffer": self.buffer.get_state() if self._settings.store_in_checkpoints else None,
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`."""
-        self.target.set_state(state["target"])
+        """Restore a state from `get_state`; without buffers in it, they are filled anew."""
+        self.updaters.set_state(state["updaters"])
+        self._updates_due.clear()
+        self._updates_due.set_state(state["updates_due"])
+        if state["buffer"] is not None:
+            self.buffer.set_state(state["buffer"])
+        else:
+            self.buffer.clear()
+            for due in self._updates_due.values():
+                due.steps = 0
 
 
 @dataclass
 class _UpdatesDue:
-    """Updates that are due for a policy; in lockstep, for all policies together."""
+    """How many updates of a policy are due; in lockstep, of all policies together."""
 
     training: ReplayTraining
     steps: int = 0
-    """Env steps counted since its buffer can be sampled."""
+    """Env steps since the buffer can be sampled."""
     rows: float = 0.0
-    """Transitions to replay for them."""
+    """Transitions still to be replayed for them."""
 
     def due(self, steps: int) -> int:
-        """How many updates are due after so many env steps more; they count as made."""
+        """How many updates are due after ``steps`` more env steps; they count as made."""
         training, size = self.training, self.training.minibatch_size
         self.steps += steps
         if self.steps >= training.num_steps_sampled_before_learning_starts:
@@ -167,244 +345,58 @@ class _UpdatesDue:
 
 
 @dataclass
-class _Learned:
-    """What a policy has learned in an iteration."""
+class _UpdateStats:
+    """Statistics of one policy's updates in an iteration."""
 
     coefficients: dict[str, float]
-    """As the iteration began."""
+    """Values of the updater's schedules at the start of the iteration."""
     updates: list[Statistics] = field(default_factory=list)
     num_rows: int = 0
 
 
-def least_bytes(spaces: Spaces) -> int:
-    """Bytes of a transition; where observations may be stacks, with one frame of each."""
-    num_bytes = TRANSITION_BYTES
-    for space in spaces:
-        shape, itemsize = space.shape or (), np.dtype(space.dtype or np.int8).itemsize
-        is_stack = len(shape) == 3 and shape[0] <= _MOST_FRAMES
-        num_bytes += math.prod(shape[1:] if is_stack else shape) * itemsize
-    return num_bytes
-
-
-class Replay(Generic[U]):
-    """Sampling and learning in turns, out of the buffers of all policies that learn.
+class Updater(ABC):
+    """Updates one policy; owns its target network and the like, but not its learner.
 
     Args:
-        make_updater: makes a policy's updater, given its id.
-        make_buffer: makes a policy's buffer, given its id.
-        round_steps: env steps between updates with ``rollout_fragment_length: auto``.
-        reported: statistics of updates that are averaged over an iteration; None without updates.
-
-    Attributes:
-        buffer: holds the buffers of all policies.
-        updaters: by policy id.
+        target: the slow copy of the network that learns values.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm[ReplayTraining],
-        make_updater: Callable[[str], U],
-        make_buffer: Callable[[str], ReplayBuffer],
-        *,
-        round_steps: int,
-        reported: Sequence[str],
-    ) -> None:
-        self._algorithm, self._reported = algorithm, reported
-        self._settings = algorithm.config.replay
-        for policy_id in algorithm.policies.trained:
-            capacity = self._settings.capacity
-            num_bytes = capacity * least_bytes(algorithm.policies.module_spaces(policy_id))
-            check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions")
-        self._in_lockstep = self._settings.mode == "lockstep"
-        self.updaters = ByPolicy(make_updater, algorithm.policies.trained)
-        self.buffer = MultiAgentReplayBuffer(make_buffer, mode=self._settings.mode)
-        self._updates_due = ByPolicy(self._new_due)
-        self._round_steps = round_steps
-        self._planned_for: EnvRunnersConfig | None = None
-        self._rounds: list[list[int]] = []
+    def __init__(self, target: TargetNetwork) -> None:
+        self.target = target
 
-    def _new_due(self, policy_id: str) -> _UpdatesDue:
-        algorithm = self._algorithm
-        return _UpdatesDue(
-            algorithm.training if self._in_lockstep else algorithm.training_of(policy_id)
-        )
-
-    @property
-    def buffers(self) -> Mapping[str, ReplayBuffer]:
-        """Policy id -> its buffer, once it has something."""
-        return self.buffer.buffers
-
-    def step(self) -> Result:
-        """One iteration: rounds of sampling, each followed by the updates that are due and a sync.
-
-        Returns:
-            The `learners` part of the result.
-        """
-        algorithm = self._algorithm
-        learned = {
-            policy_id: _Learned(self.updaters[policy_id].coefficients(algorithm.env_steps))
-            for policy_id in algorithm.policies.trained
-        }
-        settings = algorithm.config.env_runners
-        if settings is not self._planned_for:  # at first, and when runners have come or gone
-            size, self._planned_for = algorithm.training.train_batch_size, settings
-            self._rounds = short_fragment_lengths(size, settings, self._round_steps)
-        rounds, counted = self._rounds, algorithm.progress.counted_steps
-        end = counted + algorithm.training.train_batch_size
-        for lengths, following in zip(rounds, [*rounds[1:], rounds[0]], strict=True):
-            if counted < end:  # whole episodes bring more steps than asked for
-                counted = self._round(lengths, following, learned, counted)
-        result: Result = {}
-        for policy_id, own in learned.items():
-            row = {
-                **averages(own.updates, self._reported),
-                "num_updates": len(own.updates),
-                **own.coefficients,
-                "replay_size": len(self.buffers.get(policy_id, ())),
-            }
-            result |= algorithm.learner_result(own.num_rows, row, policy_id)
-        return result
-
-    def _round(
-        self,
-        lengths: Sequence[int],
-        following: Sequence[int],
-        learned: Mapping[str, _Learned],
-        before: int,
-    ) -> int:
-        """Sample and store a fragment of each runner, and make the updates that are due for it.
+    @abstractmethod
+    def coefficients(self, env_steps: int) -> dict[str, float]:
+        """Present values of schedules for the result, by name.
 
         Args:
-            before: steps that are counted so far.
+            env_steps: of the run so far, of which schedules are functions.
+        """
+
+    @abstractmethod
+    def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
+        """One update on a replayed batch.
+
+        Args:
+            env_steps: of the run so far, of which schedules are functions.
 
         Returns:
-            The steps that are counted then.
+            Scalars, and ``td_errors`` ``[M]``, NaN for steps without a loss.
         """
-        algorithm, policies = self._algorithm, self._algorithm.policies
-        phase, progress = algorithm.timers.phase, algorithm.progress
-        with phase("sample"):
-            sampled = algorithm.train_batch(algorithm.sample_round(lengths, following))
-        steps = (counted := progress.counted_steps) - before
-        batches = dict(policies.train_batches(sampled, progress))
-        # Updates learn from buffers, so `policies_to_train` is asked without a batch.
-        learning = [*filter(policies.is_policy_to_train, learned)]
-        for policy_id in batches.keys() - policies.settings.keys():  # removed by a callback
-            del batches[policy_id]
-        with phase("transfer"):
-            self.buffer.add(MultiAgentBatch(batches, steps))
-        updated: dict[str, U] = {}
-        with phase("learn"):
-            env_steps = progress.env_steps
-            for policy_id, batch, rng in self._minibatches(learning, steps):
-                updated[policy_id] = updater = self.updaters[policy_id]
-                statistics = updater.update(batch, rng, env_steps)
-                errors = statistics.pop("td_errors")
-                if self._settings.prioritized:
-                    self._report_errors(policy_id, batch, errors)
-                learned[policy_id].updates.append(statistics)
-                learned[policy_id].num_rows += errors.shape[0]
-            for updater in updated.values():
-                updater.end_round(counted)
-        if updated:
-            algorithm.sync_weights()
-        return counted
 
-    def _minibatches(
-        self, learning: Sequence[str], steps: int
-    ) -> Iterator[tuple[str, SampleBatch, np.random.Generator]]:
-        """The minibatches due after so many steps more: policy, M transitions, random numbers.
-
-        Errors of one minibatch are to be reported before the next is drawn. In lockstep a minibatch
-        is drawn for all policies together.
-        """
-        rng_of = self._algorithm.learner_rng
-        buffers = self.buffer.buffers
-        drawn_for = [name for name in learning if name in buffers and buffers[name].can_be_sampled]
-        if drawn_for and self._in_lockstep:
-            drawn_for = [DEFAULT_POLICY_ID]
-        for drawn_id in drawn_for:
-            updates = self._updates_due[drawn_id]
-            rngs: dict[str, np.random.Generator] = {}
-            for _ in range(updates.due(steps)):
-                if not rngs:
-                    rngs[drawn_id] = rng_of(drawn_id)
-                size = updates.training.minibatch_size
-                for policy_id, batch in self._draw(drawn_id, size, rngs[drawn_id], learning):
-                    if policy_id not in rngs:
-                        rngs[policy_id] = rng_of(policy_id)
-                    yield policy_id, batch, rngs[policy_id]
-
-    def _draw(
-        self, drawn_id: str, size: int, rng: np.random.Generator, learning: Sequence[str]
-    ) -> Iterable[tuple[str, SampleBatch]]:
-        """A minibatch of M transitions of one policy.
-
-        With a memory, it is as many sequences as hold M transitions at full length, and one at
-        least; in lockstep, all transitions of M env steps, by policy.
-        """
-        if self._in_lockstep:
-            return self.buffer.sample(size, rng, policies=learning).policy_batches.items()
-        buffer = self.buffer.buffers[drawn_id]
-        if not isinstance(buffer, PrioritizedReplayBuffer):
-            return ((drawn_id, buffer.sample(size, rng)),)
-        if isinstance(buffer, SequenceReplayBuffer):
-            size = max(size // buffer.length, 1)
-        beta = value_at(self._settings.beta, self._algorithm.env_steps)
-        return ((drawn_id, buffer.sample(size, rng, beta=beta)),)
-
-    def _report_errors(self, policy_id: str, batch: SampleBatch, td_errors: Any) -> None:
-        """Let temporal-difference errors ``[M]`` become the priorities of a sampled batch."""
-        buffer = self.buffers[policy_id]
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            errors = abs(as_array(td_errors))
-            ids = batch.column(col.ITEM_IDS)
-            if isinstance(buffer, SequenceReplayBuffer):
-                ids, errors = sequence_errors(batch, errors)
-            if np.isfinite(errors).all():  # else the loss is not finite either, and training ends
-                buffer.update_priorities(ids, errors + self._settings.epsilon)
-
-    def copy_targets(self) -> None:
-        """Let target networks become the networks that they follow."""
-        for updater in self.updaters.values():
-            updater.target.copy()
-
-    def forget(self, policy_id: str) -> None:
-        """Drop the updater, buffer and due updates of a policy."""
-        for kept in (self.updaters, self.buffer, self._updates_due):
-            kept.forget(policy_id)
+    def end_round(self, steps: int) -> None:  # noqa: B027 - an optional hook
+        """Called after the updates of a round, if there were any; ``steps`` are the run's."""
 
     def get_state(self) -> dict[str, Any]:
-        """Updaters, updates due, and the buffers if the `replay` section asks for that."""
-        return {
-            "updaters": self.updaters.get_state(),
-            "updates_due": self._updates_due.get_state(),
-            "buffer": self.buffer.get_state() if self._settings.store_in_checkpoints else None,
-        }
+        """Everything besides the learner's state and weights."""
+        return {"target": self.target.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`; buffers that it lacks are filled anew."""
-        self.updaters.set_state(state["updaters"])
-        self._updates_due.clear()
-        self._updates_due.set_state(state["updates_due"])
-        if state["buffer"] is not None:
-            self.buffer.set_state(state["buffer"])
-        else:
-            self.buffer.clear()
-            for due in self._updates_due.values():
-                due.steps = 0
-
-
-def transition_buffer(settings: ReplayConfig, training: ReplayTraining) -> ReplayBuffer:
-    """The buffer of single transitions that the `replay` section asks for."""
-    capacity, n_step, gamma = settings.capacity, training.n_step, training.gamma
-    if settings.prioritized:
-        alpha = settings.alpha
-        return PrioritizedReplayBuffer(capacity, n_step=n_step, gamma=gamma, alpha=alpha)
-    return ReplayBuffer(capacity, n_step=n_step, gamma=gamma)
+        """Restore a state from `get_state`."""
+        self.target.set_state(state["target"])
 
 
 def replayed_rows(batch: SampleBatch) -> Rows:
-    """The columns that losses read, as arrays ``[M, ...]``; weights are 1 if there are none."""
+    """The columns that losses read, as arrays ``[M, ...]``; weights are 1 without priorities."""
     columns = batch.columns(COLUMNS)
     weights = batch.get(col.WEIGHTS)
     nested = columns[0].dtype.names is not None
@@ -414,17 +406,17 @@ def replayed_rows(batch: SampleBatch) -> Rows:
 
 
 def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, float | None]:
-    """These statistics over the updates of an iteration; None if there were none."""
+    """Means of these statistics over the updates of an iteration; None without updates."""
     return {**dict.fromkeys(names), **(reduced(updates) if updates else {})}
 
 
 def exploration_at(
     settings: ExplorationConfig, types: Sequence[str], env_steps: int
 ) -> dict[str, float]:
-    """Arguments of `Policy.set_exploration` at this point of a run.
+    """Arguments of `Policy.set_exploration` after ``env_steps`` of the run.
 
     Args:
-        types: of exploration that the algorithm takes; the first is its own.
+        types: see `ReplayAlgorithm.exploration_types`.
     """
     kind = settings.type or types[0]
     if kind == "ParameterNoise":
@@ -438,93 +430,3 @@ def exploration_at(
     elif "scale" in EXPLORATION_KEYS[kind]:
         present["scale"] = value_at(settings.scale, env_steps)
     return {**present, "random": float(random)} if settings.random_steps else present
-
-
-def replay_problems(
-    algorithm: type[Algorithm[ReplayTraining]],
-    config: ExperimentConfig,
-    *,
-    explorations: Sequence[str],
-    memories: Sequence[str] = (),
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with replay settings, as ``(key, message)``.
-
-    Args:
-        explorations: see `exploration_at`.
-        memories: switches of `model` that the algorithm replays sequences for.
-    """
-    any_memory = False
-    for prefix, settings in addressed_settings(config):
-        yield from _memory_problems(config.algorithm, prefix, settings, memories)
-        yield from _capacity_problems(
-            config.replay.capacity, prefix, algorithm.training_in(settings)
-        )
-        yield from _exploration_problems(
-            config.algorithm, prefix, settings.exploration, explorations
-        )
-        any_memory |= any(getattr(settings.model, name) for name in memories)
-    if config.replay.burn_in and not any_memory:
-        message = "there is no memory to bring up to date; leave it out, or set model.use_lstm"
-        yield "replay.burn_in", message if memories else message.partition(", or")[0]
-    if config.replay.mode == "lockstep":
-        yield from _lockstep_problems(config, any_memory)
-
-
-def _exploration_problems(
-    algorithm: str, prefix: str, settings: ExplorationConfig, types: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    kind = settings.type or types[0]
-    if kind not in types:
-        yield f"{prefix}exploration.type", f"{algorithm} explores by {' or '.join(types)}"
-        return
-    used = EXPLORATION_KEYS[kind]
-    if kind == "ParameterNoise":
-        used += EXPLORATION_KEYS[EQUAL_NOISE[types[0]]]
-    for name in sorted({key for keys in EXPLORATION_KEYS.values() for key in keys}):
-        default = type(settings).model_fields[name].default
-        if name not in used and getattr(settings, name) != default:
-            yield f"{prefix}exploration.{name}", f"{kind} does not use it; leave it out"
-    if kind == "Random" and settings.random_steps:
-        message = "all actions are random with exploration.type: Random; leave it out"
-        yield f"{prefix}exploration.random_steps", message
-
-
-def _memory_problems(
-    algorithm: str, prefix: str, settings: PolicySettings, memories: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    for name in MEMORY_SWITCHES:
-        if getattr(settings.model, name) and name not in memories:
-            message = f"{algorithm} replays single transitions, which no memory learns from"
-            if memories:
-                message = f"{algorithm} does not replay what this memory learns from"
-            yield f"{prefix}model.{name}", f"{message}; leave it out"
-
-
-def _capacity_problems(
-    capacity: int, prefix: str, training: ReplayTraining
-) -> Iterator[tuple[str, str]]:
-    needed = training.num_steps_sampled_before_learning_starts
-    if needed > capacity:
-        yield (
-            f"{prefix}training.num_steps_sampled_before_learning_starts"
-            if prefix
-            else "replay.capacity",
-            f"a buffer of {capacity} transitions loses some of the {needed} that "
-            "num_steps_sampled_before_learning_starts asks for: set replay.capacity to "
-            f"{needed} or more",
-        )
-
-
-def _lockstep_problems(config: ExperimentConfig, any_memory: bool) -> Iterator[tuple[str, str]]:
-    key = "replay.mode"
-    if not config.multi_agent.policies:
-        yield key, "there is only one policy to keep in step; leave it out"
-    if config.replay.prioritized:
-        yield key, "env steps have no priorities; set replay.prioritized to false"
-    if any_memory:
-        yield key, "single env steps are drawn, which no memory learns from; set it to independent"
-    for policy_id, policy in config.multi_agent.policies.items():
-        for name in COMMON_IN_LOCKSTEP:
-            if name in policy.training:
-                message = "one for all policies in lockstep; it belongs to training"
-                yield f"multi_agent.policies.{policy_id}.training.{name}", message

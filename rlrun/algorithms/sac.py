@@ -24,23 +24,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.replay import (
-    Replay,
-    ReplayTraining,
-    Updater,
-    exploration_at,
-    replay_problems,
-    replayed_rows,
-    transition_buffer,
-)
-from rlrun.algorithms.result import Result
+from rlrun.algorithms.replay import ReplayAlgorithm, Updater, replayed_rows
+from rlrun.algorithms.replay_settings import ReplayTraining
 from rlrun.algorithms.targets import TargetNetwork, bellman_targets
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.policies import addressed_settings
+from rlrun.config.policies import PolicySettings
 from rlrun.config.problems import misfit
 from rlrun.config.schedules import LearningRate, Schedule, value_at
-from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.config.schema import Count
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
@@ -55,23 +46,11 @@ from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.soft_actor_critic import Q_VALUES, SACPolicyNetwork, TwinQNetwork
-from rlrun.replay.replay_buffer import ReplayBuffer
-from rlrun.sampling.runner_messages import Exploration, PolicyFactory
+from rlrun.sampling.runner_messages import PolicyFactory
 
 NOISE, NEXT_NOISE = "noise", "new_noise"
 """Rows ``[M, A]`` from which the actions in ``obs`` and in ``new_obs`` are made."""
 CRITICS = "critics."  # before the names of their weights
-ROUND_STEPS = 1  # env steps between updates with rollout_fragment_length: auto
-EXPLORATIONS = (
-    *("StochasticSampling", "Random", "GaussianNoise", "OrnsteinUhlenbeckNoise"),
-    "ParameterNoise",
-)
-"""Values that `exploration.type` may have; the first is the default."""
-STATISTICS = (
-    *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),
-    *("entropy", "alpha", "critic_grad_norm", "policy_grad_norm"),
-)
-"""Averaged over the updates of an iteration; None in one without any."""
 
 
 class SACTraining(ReplayTraining):
@@ -249,32 +228,31 @@ def policy_gradient(
     return {"policy_loss": (weight * logp - values.min(0)).mean(), "entropy": -logp.mean()}
 
 
-class SAC(Algorithm[SACTraining]):
+class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
     """Sample a step, learn from the buffer, sync weights, in turns."""
 
     Training = SACTraining
     Config = SACConfig
-    optional_sections = frozenset({"exploration", "replay"})
-    trains_several_policies = True
-    samples_distribution = False
+    round_steps = 1
+    exploration_types = (
+        *("StochasticSampling", "Random", "GaussianNoise", "OrnsteinUhlenbeckNoise"),
+        "ParameterNoise",
+    )
+    update_statistics = (
+        *("critic_loss", "policy_loss", "q_mean", "td_error_mean"),
+        *("entropy", "alpha", "critic_grad_norm", "policy_grad_norm"),
+    )
 
     @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of batch and buffer sizes, as ``(key, message)``."""
-        yield from super().validate(config)
-        yield from replay_problems(cls, config, explorations=EXPLORATIONS)
-        for prefix, settings in addressed_settings(config):
-            kind = settings.exploration.type or EXPLORATIONS[0]
-            if cls.training_in(settings).noise_correlation and kind != EXPLORATIONS[0]:
-                message = f"it does not apply to {kind}; leave it out"
-                yield f"{prefix}training.noise_correlation", message
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        default = cls.exploration_types[0]
+        kind = settings.exploration.type or default
+        if cls.training_in(settings).noise_correlation and kind != default:
+            message = f"it does not apply to {kind}; leave it out"
+            yield "training.noise_correlation", message
 
-    def setup(self) -> None:
-        parts = self._updater, self._buffer
-        replay = Replay(self, *parts, round_steps=ROUND_STEPS, reported=STATISTICS)
-        self.replay = self.keep("replay", replay)
-
-    def _updater(self, policy_id: str) -> SACUpdater:
+    def make_updater(self, policy_id: str) -> SACUpdater:
+        """Make a policy's updater, with critics, their target, and the temperature."""
         training, learner = self.training_of(policy_id), self.learners[policy_id]
         _, space = self.policies.module_spaces(policy_id)
         if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
@@ -284,11 +262,8 @@ class SAC(Algorithm[SACTraining]):
         critic = Learner(critics, training, self.config.learners)
         return SACUpdater(learner, critic, target, training, space)
 
-    def _buffer(self, policy_id: str) -> ReplayBuffer:
-        return transition_buffer(self.config.replay, self.training_of(policy_id))
-
     def module_factory(self, policy_id: str) -> ModuleFactory:
-        """The policy network; the critics are made by `setup`."""
+        """The policy network; `make_updater` makes the critics."""
         return SACPolicyNetwork
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
@@ -298,15 +273,6 @@ class SAC(Algorithm[SACTraining]):
             exploration=self.policies.settings[policy_id].exploration,
             noise_correlation=self.training_of(policy_id).noise_correlation,
         )
-
-    def exploration(self, policy_id: str) -> Exploration | None:
-        """How large the noise is at this point of the run, where it is not the policy's."""
-        settings = self.policies.settings[policy_id].exploration
-        return exploration_at(settings, EXPLORATIONS, self.progress.env_steps) or None
-
-    def training_step(self) -> Result:
-        """One iteration: rounds of sampling, each followed by the updates that are due."""
-        return self.replay.step()
 
     def add_policy(self, policy_id: str, *, like: str, train: bool = False) -> None:
         """See `Algorithm.add_policy`; critics and temperature are copied from ``like`` as well."""
@@ -347,7 +313,6 @@ class SAC(Algorithm[SACTraining]):
             if self.policies[policy_id].train:  # it may have learned before and be frozen now
                 self.replay.updaters[policy_id].critic.load_named_weights(named)
         super().set_weights(rest)
-        self.replay.copy_targets()
 
 
 class SACUpdater(Updater):
@@ -431,8 +396,8 @@ class SACUpdater(Updater):
         self.temperature.set_state(other.temperature.get_state())
 
     def get_state(self) -> dict[str, Any]:
-        own = {"critic": self.critic.get_state(), "temperature": self.temperature.get_state()}
-        return {**super().get_state(), **own}
+        critic, temperature = self.critic.get_state(), self.temperature.get_state()
+        return {**super().get_state(), "critic": critic, "temperature": temperature}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)

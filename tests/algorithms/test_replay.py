@@ -8,7 +8,8 @@ from tiny import BATCH, learner_stats
 
 from rlrun import DQNConfig, SACConfig
 from rlrun.algorithms.dqn import DQNTraining
-from rlrun.algorithms.replay import COLUMNS, least_bytes, replayed_rows
+from rlrun.algorithms.replay import COLUMNS, replayed_rows
+from rlrun.algorithms.replay_settings import least_bytes
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config import memory_checks
