@@ -4,15 +4,15 @@ Double Q-learning (van Hasselt et al. 2016), dueling networks (Wang et al. 2016)
 (Schaul et al. 2016), n-step returns (Sutton 1988), distributions of values (C51, Bellemare et al.
 2017) and noisy networks (Fortunato et al. 2018) are switches; all on are Rainbow (Hessel et al.
 2018). With `model.use_lstm` or `use_gru` sequences are replayed, as in R2D2 (`sequence_replay`),
-whose rescaling of values (Pohlen et al. 2018) is a switch as well.
+whose rescaling of values (Pohlen et al. 2018) is a switch, too.
 
     M  rows of a minibatch      n  actions      K  atoms of a value's distribution
 
 Sampling and learning take turns: a round of sampling of a few env steps, then the updates that
-`training_intensity` asks for. Epsilon is a function of the env steps of the whole run, so a resumed
-run goes on with it. The buffer is part of a checkpoint only with `replay.store_in_checkpoints`;
-without it a resumed run differs from an uninterrupted one: it learns on once its buffer holds
-`num_steps_sampled_before_learning_starts` transitions again.
+`training_intensity` asks for. Epsilon is a function of the env steps of the whole run, and so it
+continues in a resumed run. The buffer is part of a checkpoint only with
+`replay.store_in_checkpoints`; without it a resumed run differs from an uninterrupted one: it learns
+again after `num_steps_sampled_before_learning_starts` further env steps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DQNTraining(ReplayTraining):
     tau: float = Field(default=1.0, gt=0, le=1)
     """How far each update moves the target network towards the network; 1 makes it a copy."""
     double_q: bool = True
-    """Let the network choose the next action that the target network values."""
+    """Select the next action by the network, and value it by the target network."""
     value_rescaling: bool = False
     """Learn h(Q), which grows like the square root of Q, instead of Q: for returns of very
     different sizes."""
@@ -107,10 +107,10 @@ def dqn_loss(
 
         y = R + discount (1 - terminated) Q_target(s', argmax_a Q(s', a))
 
-    where Q in the argmax is ``module`` with ``double_q`` and ``target`` without; with
-    ``value_rescaling`` both put out h(Q), and y is h(R + ...). No gradient flows into y. The Huber
-    loss is half the square up to an error of 1 and linear beyond, so its gradient is the clipped
-    error.
+    The Q that selects the action, in the argmax, is ``module`` with ``double_q`` and ``target``
+    without. With ``value_rescaling`` the networks' outputs are h(Q), and y is h(R + ...). No
+    gradient flows into y. The Huber loss is half the square up to an error of 1 and linear beyond,
+    so its gradient is the clipped error.
 
     Args:
         rows: obs and new_obs ``[M, ...]``; actions, rewards, terminateds, discounts, weights
@@ -121,14 +121,14 @@ def dqn_loss(
     """
     values = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     chosen = values.gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
-    following = {col.OBS: rows[col.NEXT_OBS]}
+    next_rows = {col.OBS: rows[col.NEXT_OBS]}
     with torch.no_grad():
-        next_values = target.forward_train(following)[col.ACTION_DIST_INPUTS]
-        choosing = next_values
+        next_values = target.forward_train(next_rows)[col.ACTION_DIST_INPUTS]
+        selection_values = next_values
         if double_q:
-            choosing = module.forward_train(following)[col.ACTION_DIST_INPUTS]
-        bootstrap = values_of_best(next_values, choosing)
-        targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
+            selection_values = module.forward_train(next_rows)[col.ACTION_DIST_INPUTS]
+        best_next_values = values_of_best(next_values, selection_values)
+        targets = bellman_targets(rows, best_next_values, rescaled=value_rescaling)
     losses = functional.huber_loss(chosen, targets, reduction="none")
     loss = (rows[col.WEIGHTS] * losses).mean()
     errors = chosen.detach() - targets
@@ -155,12 +155,12 @@ def dqn_gradient(
         The statistics of `dqn_loss`. The gradients are left in the module's parameters.
     """
     values, backward = module.vjp(rows)
-    following = {col.OBS: rows[col.NEXT_OBS]}
-    next_values, _ = target.vjp(following)
+    next_rows = {col.OBS: rows[col.NEXT_OBS]}
+    next_values, _ = target.vjp(next_rows)
     index, weights = np.arange(len(values)), rows[col.WEIGHTS]
-    choosing = module.vjp(following)[0] if double_q else next_values
-    bootstrap = next_values[index, choosing.argmax(1)]
-    targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
+    selection_values = module.vjp(next_rows)[0] if double_q else next_values
+    best_next_values = next_values[index, selection_values.argmax(1)]
+    targets = bellman_targets(rows, best_next_values, rescaled=value_rescaling)
     taken = index, rows[col.ACTIONS]
     chosen = values[taken]
     errors = chosen - targets
@@ -178,23 +178,24 @@ def c51_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean cross-entropy of the value's distribution to the projected one, weighted row by row.
 
-    The target is the distribution of ``R + discount Z(s', a*)``, brought back to the K atoms
-    (Bellemare et al. 2017, algorithm 1); a* is chosen by means, by ``module`` with ``double_q``.
+    The target is the distribution of ``R + discount Z(s', a*)``, projected on the K atoms
+    (Bellemare et al. 2017, algorithm 1). The action a* has the highest mean, by ``module`` with
+    ``double_q`` and by ``target`` without.
 
-    Args and returns: as for `dqn_loss`; ``td_errors`` are the Kullback-Leibler
-    divergences of the targets, by which Rainbow sets priorities.
+    Arguments and returns are those of `dqn_loss`, but ``td_errors`` are Kullback-Leibler
+    divergences of the target from the value's distribution, by which Rainbow sets priorities.
     """
     outputs = module.forward_train(rows)
     index = torch.arange(len(rows[col.ACTIONS]), device=rows[col.ACTIONS].device)
     chosen = outputs[ATOM_LOGITS][index, rows[col.ACTIONS]].log_softmax(-1)
     with torch.no_grad():
         support = module.support
-        following = {col.OBS: rows[col.NEXT_OBS]}
-        next_outputs = target.forward_train(following)
-        choosing = module.forward_train(following) if double_q else next_outputs
-        best = choosing[col.ACTION_DIST_INPUTS].argmax(dim=1)
-        logits = next_outputs[ATOM_LOGITS][index, best]
-        # What follows a termination counts nothing, even if its observation is infinite.
+        next_rows = {col.OBS: rows[col.NEXT_OBS]}
+        next_outputs = target.forward_train(next_rows)
+        selection_outputs = module.forward_train(next_rows) if double_q else next_outputs
+        next_actions = selection_outputs[col.ACTION_DIST_INPUTS].argmax(dim=1)
+        logits = next_outputs[ATOM_LOGITS][index, next_actions]
+        # After a termination the next value is 0, even if its observation is infinite.
         terminal, discounts = rows[col.TERMINATEDS], rows[col.DISCOUNTS]
         probabilities = torch.where(terminal[:, None], logits.nan_to_num(), logits).softmax(-1)
         discounts = torch.where(terminal, 0.0, discounts)
@@ -216,8 +217,8 @@ def project_distribution(
 ) -> Tensor:
     """The distribution of ``reward + discount Z`` on the atoms of Z, ``[M, K]``.
 
-    A point between two atoms is shared among them by its distance from each, so that the mean
-    stays; one beyond the ends goes to the end (Bellemare et al. 2017, eq. 7).
+    The probability of a point between two atoms is split between them, so that the mean stays the
+    same; a point beyond the first or last atom is moved to it (Bellemare et al. 2017, eq. 7).
 
     Args:
         probabilities: of Z, ``[M, K]``.
@@ -226,7 +227,7 @@ def project_distribution(
     """
     low, high = support[0], support[-1]
     points = torch.addcmul(rewards[:, None], discounts[:, None], support).clamp(low, high)
-    # Of the whole range, so that its end is the last atom: a single distance would be less exact.
+    # Divided by the whole range, so that its end is the last atom; by one distance is less exact.
     positions = (points - low) / (high - low) * (len(support) - 1)
     # share[m, i, j] is how much of point j goes to atom i.
     atoms = torch.arange(len(support), device=support.device, dtype=support.dtype)[:, None]
@@ -312,8 +313,7 @@ class DQNUpdater(Updater):
 
     Args:
         target: another network like the learner's.
-        exploration: what the policy explores by.
-        burn_in: steps that only bring a memory up to date.
+        burn_in: steps that only bring a recurrent state up to date.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class DQNUpdater(Updater):
         return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=dqn_gradient)
 
     def end_round(self, steps: int) -> None:
-        """Renew the target network if that is due."""
+        """Update the target network if that is due."""
         if self.target.due(steps, self._training.target_network_update_freq):
             self.target.follow(self._training.tau)
 

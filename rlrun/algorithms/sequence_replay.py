@@ -1,13 +1,13 @@
 """Learning action values of a recurrent network from replayed sequences (R2D2, Kapturowski 2019).
 
-Owns the way of sampled sequences to the device, and their loss. A sequence is unrolled from the
-state in which its first step was acted, through all its steps and one more observation, whose
-values bootstrap the last steps. Its first steps may be *burn-in*: they bring the stored state up to
-date with the present weights, without loss or gradient. A sequence at the start of its episode
-needs none, as the state there is always the same.
+Owns the rows that sampled sequences become on the device, and their loss. A sequence is unrolled
+from the recurrent state that was stored with its first step, through all its steps and one more
+observation, whose values bootstrap the last steps. Its first steps may be *burn-in*: they bring the
+stored state up to date with the present weights, without loss or gradient. A sequence at the start
+of its episode has no burn-in, as the initial state is always the same.
 
-    S  sequences      M  steps of all of them      O  observations that values are learned at
-    B  steps of burn-in      W  sequences that have it
+    S  sequences      M  steps of all sequences      O  observations after the burn-in
+    B  steps of burn-in      W  sequences with burn-in
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rlrun.policies.rl_module import RLModule
 from rlrun.replay.replay_buffer import n_step_returns
 from rlrun.replay.sequence_replay_buffer import in_initial_state
 
-PRESENT, FOLLOWING, LEARNED = "present", "following", "learned"
+OBS_ROWS, NEXT_OBS_ROWS, LEARNED = "obs_rows", "new_obs_rows", "learned"
 WARMED, BURN_IN_PREFIX = "warmed", "burn_in_"
 PRIORITY_OF_THE_MAXIMUM = 0.9
 """Eta of R2D2's priorities: eta max |error| + (1 - eta) mean |error|."""
 
 
 def kept_columns(module: RLModule) -> list[str]:
-    """Columns that a buffer must keep for this module in addition to transitions."""
+    """Columns that a buffer must keep for this module, besides those of single transitions."""
     views = _views(module)
     states = [name for name in module.view_requirements if name.startswith(col.STATE_IN_PREFIX)]
     others = [name for name in views if name != col.OBS]
@@ -43,7 +43,7 @@ def kept_columns(module: RLModule) -> list[str]:
 
 
 def _views(module: RLModule) -> list[str]:
-    """Inputs of the module in each step, without its states."""
+    """Inputs of the module in each step, except states."""
     return [
         name
         for name, view in module.view_requirements.items()
@@ -52,7 +52,7 @@ def _views(module: RLModule) -> list[str]:
 
 
 def initial_state(module: RLModule) -> list[Array]:
-    """The states in which an agent's episode begins."""
+    """The module's states at the start of an episode."""
     return [as_array(state) for state in module.initial_state()]
 
 
@@ -68,53 +68,58 @@ def load_sequences(
     """Sampled sequences as the rows of `sequence_loss`.
 
     Returns:
-        Views of the module after the burn-in ``[O, ...]``, its states ``[S, ...]`` before it, and
-        ``seq_lens`` ``[S]``, each counting the observation that follows its sequence; ``warmed``
-        ``[W]``, the sequences with burn-in, and what is seen in it, ``burn_in_*`` ``[B, W, ...]``;
-        and of the steps, ``[M]``: ``actions``, ``rewards`` summed over up to ``n_step`` steps,
-        ``discounts`` of what follows them, ``terminateds``, ``weights``, ``learned`` (whether a
-        step has a loss), and the rows ``present`` and ``following`` of the observations before and
-        after those rewards.
+        | rows | shape | meaning |
+        |---|---|---|
+        | inputs of the module | ``[O, ...]`` | after the burn-in |
+        | state_in_k | ``[S, ...]`` | states at the start of sequences, before the burn-in |
+        | seq_lens | ``[S]`` | observations after the burn-in, with the one after the last step |
+        | warmed | ``[W]`` | the sequences with burn-in |
+        | burn_in_* | ``[B, W, ...]`` | inputs of the module in the burn-in |
+        | actions, weights | ``[M]`` | of each step |
+        | rewards, discounts, terminateds | ``[M]`` | of the n-step return from each step |
+        | learned | ``[M]`` | whether a step has a loss |
+        | obs_rows, new_obs_rows | ``[M]`` | rows ``[O]`` of the return's first and next state |
     """
     lengths: Array = batch[col.SEQ_LENS]
     starts = sequence_offsets(lengths)[:-1]
     sequence = np.repeat(np.arange(len(lengths)), lengths)  # of each step, as all below
     last = (starts + lengths - 1)[sequence]
     steps = np.arange(len(last))
-    whole = in_initial_state(batch, initial_state(module))
-    burnt = np.where(whole, 0, burn_in)  # [S]
-    unrolled = lengths - burnt + 1
-    row_of_start = sequence_offsets(unrolled)[:-1] - burnt
+    initial = in_initial_state(batch, initial_state(module))
+    burn_in_lens = np.where(initial, 0, burn_in)  # [S]
+    unrolled_lens = lengths - burn_in_lens + 1
+    row_of_start = sequence_offsets(unrolled_lens)[:-1] - burn_in_lens
     step = steps - starts[sequence]
-    present = (row_of_start[sequence] + step).clip(min=0)
+    learned = step >= burn_in_lens[sequence]
+    obs_rows = (row_of_start[sequence] + step).clip(min=0)
     successors = np.where(steps == last, -1, steps + 1)
     returns, discounts, ends = n_step_returns(
         batch.column(col.REWARDS), successors, steps, n_step, gamma
     )
     rows: dict[str, Array] = {
-        **_seen(batch, module, present, step >= burnt[sequence], int(unrolled.sum())),
-        **_burn_in(batch, module, starts, burnt, burn_in),
-        col.SEQ_LENS: unrolled,
+        **_inputs(batch, module, obs_rows, learned, int(unrolled_lens.sum())),
+        **_burn_in_inputs(batch, module, starts, burn_in_lens, burn_in),
+        col.SEQ_LENS: unrolled_lens,
         col.ACTIONS: batch.column(col.ACTIONS),
         col.REWARDS: returns,
         col.DISCOUNTS: discounts,
         col.TERMINATEDS: batch.column(col.TERMINATEDS)[ends],
         col.WEIGHTS: batch.column(col.WEIGHTS),
-        LEARNED: step >= burnt[sequence],
-        PRESENT: present,
-        FOLLOWING: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
+        LEARNED: learned,
+        OBS_ROWS: obs_rows,
+        NEXT_OBS_ROWS: (row_of_start[sequence] + ends - starts[sequence] + 1).clip(min=0),
     }
     return as_tensors(rows, device)
 
 
-def _seen(
-    batch: SampleBatch, module: RLModule, present: Array, unrolled: Array, num_rows: int
+def _inputs(
+    batch: SampleBatch, module: RLModule, obs_rows: Array, learned: Array, num_rows: int
 ) -> dict[str, Array]:
-    """Inputs of the module after the burn-in, ``[O, ...]``, and its states before it.
+    """Inputs of the module after the burn-in, ``[O, ...]``, and its states before the burn-in.
 
     Args:
-        present: rows of the steps ``[M]`` among these.
-        unrolled: which steps ``[M]`` are not burn-in.
+        obs_rows: row ``[M]`` of each step among the inputs.
+        learned: whether a step ``[M]`` is after the burn-in.
         num_rows: O.
     """
     rows = {name: batch[name] for name in batch if name.startswith(col.STATE_IN_PREFIX)}
@@ -122,24 +127,24 @@ def _seen(
     for name in _views(module):
         now = batch.column(name)
         rows[name] = np.empty((num_rows, *now.shape[1:]), now.dtype)
-        rows[name][present[unrolled]] = now[unrolled]
-        rows[name][present[ends] + 1] = batch.column(f"{col.NEXT_PREFIX}{name}")[ends]
+        rows[name][obs_rows[learned]] = now[learned]
+        rows[name][obs_rows[ends] + 1] = batch.column(f"{col.NEXT_PREFIX}{name}")[ends]
     return rows
 
 
-def _burn_in(
-    batch: SampleBatch, module: RLModule, starts: Array, burnt: Array, burn_in: int
+def _burn_in_inputs(
+    batch: SampleBatch, module: RLModule, starts: Array, burn_in_lens: Array, burn_in: int
 ) -> dict[str, Array]:
-    """The sequences with burn-in ``[W]``, and the module's inputs in it, ``[B, W, ...]``."""
-    warmed = np.flatnonzero(burnt)
+    """The sequences with burn-in, ``[W]``, and the module's inputs in it, ``[B, W, ...]``."""
+    warmed = np.flatnonzero(burn_in_lens)
     rows = starts[warmed] + np.arange(burn_in)[:, None]
-    seen = {f"{BURN_IN_PREFIX}{name}": batch.column(name)[rows] for name in _views(module)}
-    return {WARMED: warmed, **seen}
+    inputs = {f"{BURN_IN_PREFIX}{name}": batch.column(name)[rows] for name in _views(module)}
+    return {WARMED: warmed, **inputs}
 
 
 @torch.no_grad()
 def warmed_up(module: RLModule, rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The rows with this module's states ``[S, ...]`` at the end of burn-in."""
+    """The rows with the module's states ``[S, ...]`` after the burn-in instead of before."""
     warmed = rows[WARMED]
     if not len(warmed):
         return rows
@@ -151,8 +156,8 @@ def warmed_up(module: RLModule, rows: dict[str, Tensor]) -> dict[str, Tensor]:
     stored = {name: rows[name] for name in rows if name.startswith(col.STATE_IN_PREFIX)}
     states = {name: state[warmed] for name, state in stored.items()}
     for step in range(num_rows(views[col.OBS])):
-        seen = {name: pick(column, step) for name, column in views.items()}
-        outputs = module.forward_inference({**seen, **states})
+        inputs = {name: pick(column, step) for name, column in views.items()}
+        outputs = module.forward_inference({**inputs, **states})
         states = {
             name: outputs[name.replace(col.STATE_IN_PREFIX, col.STATE_OUT_PREFIX)]
             for name in states
@@ -169,26 +174,26 @@ def sequence_loss(
     double_q: bool,
     value_rescaling: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean Huber loss of the learned steps' temporal-difference errors, weighted step by step.
+    """Mean Huber loss of the temporal-difference errors, weighted step by step; without burn-in.
 
-    As `dqn_loss`, with values of the unrolled networks: each starts in the stored state, or in the
-    state at the end of its own burn-in.
+    Like `dqn_loss`, with values of the unrolled networks. Each network starts in the stored state,
+    or in the state after its own burn-in.
 
     Args:
         rows: of `load_sequences`.
 
     Returns:
         The loss, a scalar with gradient, and statistics without; ``td_errors`` is ``[M]``, NaN
-        where a step has no loss.
+        for steps without a loss.
     """
     values = module.forward_train(warmed_up(module, rows))[col.ACTION_DIST_INPUTS]
-    chosen = values[rows[PRESENT]].gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
+    chosen = values[rows[OBS_ROWS]].gather(1, rows[col.ACTIONS][:, None]).squeeze(1)
     with torch.no_grad():
         outputs = target.forward_train(warmed_up(target, rows))
-        next_values = outputs[col.ACTION_DIST_INPUTS][rows[FOLLOWING]]
-        choosing = values[rows[FOLLOWING]] if double_q else next_values
-        bootstrap = values_of_best(next_values, choosing)
-        targets = bellman_targets(rows, bootstrap, rescaled=value_rescaling)
+        next_values = outputs[col.ACTION_DIST_INPUTS][rows[NEXT_OBS_ROWS]]
+        selection_values = values[rows[NEXT_OBS_ROWS]] if double_q else next_values
+        best_next_values = values_of_best(next_values, selection_values)
+        targets = bellman_targets(rows, best_next_values, rescaled=value_rescaling)
     learned = rows[LEARNED].to(torch.float32)
     count = learned.sum().clamp(min=1.0)
     losses = functional.huber_loss(chosen, targets, reduction="none")
@@ -204,13 +209,13 @@ def sequence_loss(
 
 
 def sequence_errors(batch: SampleBatch, errors: Array) -> tuple[Array, Array]:
-    """The errors that sequences are replayed by, of their steps' absolute errors ``[M]``.
+    """Errors of whole sequences ``[S]`` for their priorities (Kapturowski 2019, section 2.3).
 
     Args:
-        errors: NaN where a step has no loss.
+        errors: absolute errors of the steps, ``[M]``, NaN for steps without a loss.
 
     Returns:
-        The numbers of the sequences' first items, and an error for each.
+        The item ids of the sequences' first steps, and the sequences' errors.
     """
     starts = sequence_offsets(batch[col.SEQ_LENS])[:-1]
     learned = ~np.isnan(errors)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlrun.algorithms.sequence_replay import FOLLOWING, LEARNED, PRESENT, WARMED, sequence_loss
+from rlrun.algorithms.sequence_replay import LEARNED, NEXT_OBS_ROWS, OBS_ROWS, WARMED, sequence_loss
 from rlrun.data import columns as col
 
 NUM_OBS, M = 7, 6  # observations, steps
@@ -27,8 +27,8 @@ def test_it_is_the_weighted_mean_over_the_steps_that_are_learned(double_q, learn
     of_target = 2.0 * torch.randn(NUM_OBS, 3, generator=generator)
     rows = {
         WARMED: torch.zeros(0, dtype=torch.int64),
-        PRESENT: torch.tensor([0, 1, 2, 4, 5, 0]),
-        FOLLOWING: torch.tensor([1, 3, 3, 5, 6, 0]),
+        OBS_ROWS: torch.tensor([0, 1, 2, 4, 5, 0]),
+        NEXT_OBS_ROWS: torch.tensor([1, 3, 3, 5, 6, 0]),
         LEARNED: torch.tensor(learned, dtype=torch.bool),
         col.ACTIONS: torch.tensor([0, 2, 1, 1, 0, 2]),
         col.REWARDS: torch.randn(M, generator=generator),
@@ -42,8 +42,8 @@ def test_it_is_the_weighted_mean_over_the_steps_that_are_learned(double_q, learn
     columns = {name: column.tolist() for name, column in rows.items()}
     total, chosen, distances = 0.0, [], []
     for step in filter(learned.__getitem__, range(M)):
-        value = values[columns[PRESENT][step]][columns[col.ACTIONS][step]].item()
-        after = columns[FOLLOWING][step]
+        value = values[columns[OBS_ROWS][step]][columns[col.ACTIONS][step]].item()
+        after = columns[NEXT_OBS_ROWS][step]
         best = (values if double_q else of_target)[after].argmax()
         following = 0.0 if columns[col.TERMINATEDS][step] else of_target[after][best].item()
         error = value - (columns[col.REWARDS][step] + 0.9 * following)
@@ -59,5 +59,5 @@ def test_it_is_the_weighted_mean_over_the_steps_that_are_learned(double_q, learn
     assert errors[~errors.isnan()].tolist() == pytest.approx(distances)
     assert not any(number.requires_grad for number in statistics.values())
     loss.backward()
-    moved = {columns[PRESENT][step] for step in range(M) if learned[step]}
+    moved = {columns[OBS_ROWS][step] for step in range(M) if learned[step]}
     assert set(values.grad.abs().sum(1).nonzero()[:, 0].tolist()) == moved

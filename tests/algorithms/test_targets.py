@@ -69,9 +69,9 @@ def test_a_target_is_the_reward_and_the_discounted_value_but_after_a_termination
 
 def test_the_value_of_the_best_action_is_chosen_by_the_same_values_or_others():
     values = torch.tensor([[1.0, 3.0, 2.0], [6.0, 4.0, 5.0]])
-    choosing = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 0.5]])
+    selection_values = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 0.5]])
     assert values_of_best(values, values).tolist() == [3.0, 6.0]
-    assert values_of_best(values, choosing).tolist() == [2.0, 4.0]
+    assert values_of_best(values, selection_values).tolist() == [2.0, 4.0]
 
 
 def test_a_target_network_is_copied_or_follows_and_is_due_every_so_many_steps():
