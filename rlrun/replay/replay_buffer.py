@@ -1,10 +1,10 @@
 """ReplayBuffer: the last transitions of all sub-environments, sampled uniformly, n-step returns.
 
-Transitions are numbered in the order in which they were added; this number identifies a transition
-wherever it lies in memory. Each has the number of the transition that followed it in its episode,
-so that n-step returns go along an episode, however sub-environments and fragments were interleaved.
+Transitions are numbered in the order in which they are added, and identified by this number. Each
+has the number of its successor, the agent's next transition in the episode, along which n-step
+returns are summed up, however sub-environments and fragments are interleaved.
 
-    n  rows of a sample      k  steps that an n-step return really took, 1 <= k <= n_step
+    n  rows of a batch       k  steps of an n-step return, 1 <= k <= n_step
 
 | column of a sample | row shape | meaning |
 |---|---|---|
@@ -14,14 +14,14 @@ so that n-step returns go along an episode, however sub-environments and fragmen
 | discounts | () float32 | gamma^k, the weight of the value of new_obs where not terminated |
 | item_ids | () int64 | the number of the first transition |
 
-A return is cut where the episode ends (terminated or truncated) and at the newest transition of an
-agent, which has no successor yet; it never goes on with another episode in the next place.
+A return has fewer than n_step steps where the episode ends (terminated or truncated), and where an
+agent's newest transition has no successor yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from rlrun.replay.observation_store import ObservationStore, restored_store, sto
 
 _STORED = (col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS)
 NONE = -1  # in place of the number of a transition, or of a slot
+
+InOneStorage = tuple[Any, Array, Array]
+"""Observations, and the indices ``[n]`` of `obs` and of `new_obs` among them."""
 
 
 class TransitionBuffer:
@@ -58,7 +61,7 @@ class TransitionBuffer:
         return min(self.num_added, self.capacity)
 
     def _write(self, places: Array, columns: Mapping[str, Array]) -> None:
-        """Copy rows ``[n, ...]`` to places ``[n]``; a name's first rows make its column."""
+        """Copy rows ``[n, ...]`` to places ``[n]``; the first rows of a name create its column."""
         for name, rows in columns.items():
             if name not in self._columns:
                 self._columns[name] = np.empty((self.capacity, *rows.shape[1:]), rows.dtype)
@@ -69,10 +72,26 @@ class TransitionBuffer:
 
 
 class ReplayBuffer(TransitionBuffer):
-    """A ring of transitions.
+    """A ring of transitions; an observation that two of them share is kept once.
+
+    Two fragments of one agent, which are the first in a buffer; episode 0 ends with transition 4:
+
+        fragment               first          second
+        number               0   1   2      3   4   5
+        episode              0   0   0      0   0   1
+        step                 0   1   2      3   4   0
+        observation          a   b   c      d   e   x
+        next observation     b   c   d      e   f   y
+        _obs_slot            0   1   2      3   5   4
+        _next_obs_slot       1   2   3      5   6   7
+        _successor           1   2   3      4  -1  -1
+
+    A transition's next observation and its successor's observation share a slot. The successor of 2
+    is -1 until the second fragment is added. Then 2 is found in ``_newest``, (episode, agent) ->
+    (step, number): ``{(0, 0): (2, 2)}`` after the first fragment, ``{(1, 0): (0, 5)}`` after both.
 
     Args:
-        capacity: transitions that are kept; each further one takes the place of the oldest.
+        capacity: transitions that are kept; each further one replaces the oldest.
         n_step: most steps of a return.
         gamma: discount of one step.
         further_columns: columns to keep besides those that single transitions need.
@@ -95,7 +114,7 @@ class ReplayBuffer(TransitionBuffer):
         self._obs_slot = np.full(capacity, NONE, dtype=np.int64)
         self._next_obs_slot = np.full(capacity, NONE, dtype=np.int64)
         self._successor = np.full(capacity, NONE, dtype=np.int64)
-        # Episode and agent -> step within it and number of the newest transition.
+        # Episode and agent -> step and number of the newest transition; of unfinished episodes.
         self._newest: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
@@ -139,99 +158,100 @@ class ReplayBuffer(TransitionBuffer):
         count = len(batch)
         if not count:
             return
-        storage, obs_index, next_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
+        observations = batch.in_one_storage(col.OBS, col.NEXT_OBS)
         if not self._columns:
+            storage, obs_index, next_index = observations
             self._observations = store_for(self.capacity, storage[obs_index], storage[next_index])
         places = (self.num_added + np.arange(count)) % self.capacity
         if self.num_added + count > self.capacity:
-            self._forget(places)
-        follows = follows_row_before(batch)
-        led_by = self._link(batch, follows, places, storage, obs_index, next_index)
-        # Rows that follow the one before may begin elsewhere, if code has changed the batch.
-        elsewhere = (follows[1:] & (obs_index[1:] != next_index[:-1])).nonzero()[0] + 1
-        if len(elsewhere):
-            left_at = storage[next_index[elsewhere - 1]]
-            elsewhere = elsewhere[_differ(left_at, storage[obs_index[elsewhere]])]
-        begin = [*elsewhere, *(row for row, before in led_by if before == NONE)]
-        slots = self._observations.reserve(len(begin) + count)
-        next_slots = slots[len(begin) :]
-        obs_slots = np.empty_like(next_slots)
-        obs_slots[1:] = next_slots[:-1]  # a row that follows another begins where that has led to
-        obs_slots[begin] = slots[: len(begin)]
-        for row, before in led_by:
-            if before >= self.num_added:
-                obs_slots[row] = next_slots[before - self.num_added]
-            elif before != NONE:
-                obs_slots[row] = self._next_obs_slot[before % self.capacity]
-        previous = np.concatenate([np.full(len(begin), NONE), obs_slots])
-        self._observations.fill(
-            slots, storage[np.concatenate([obs_index[begin], next_index])], previous
-        )
+            self._release(places)
+        follows, chunks = chunks_of(batch)
+        predecessors = self._link(places, follows, chunks, observations)
+        slots = self._store_observations(follows, predecessors, observations)
         self._write(places, dict(zip(self._stored, batch.columns(self._stored), strict=True)))
-        self._refer(places, obs_slots, next_slots)
+        self._refer(places, *slots)
         self.num_added += count
 
+    def _link(
+        self, places: Array, follows: Array, chunks: Sequence[Chunk], observations: InOneStorage
+    ) -> dict[int, int]:
+        """Set the successors of new transitions, and of earlier ones that new ones follow.
+
+        Returns:
+            First row of each chunk -> number of the transition whose next observation is the row's
+            observation, or -1.
+        """
+        storage, obs_index, next_index = observations
+        start, following_rows = self.num_added, follows.nonzero()[0]
+        self._successor[places] = NONE
+        self._successor[places[following_rows - 1]] = start + following_rows
+        oldest_kept = max(start + len(places) - self.capacity, 0)
+        predecessors: dict[int, int] = {}
+        for chunk in chunks:
+            predecessors[chunk.first] = NONE
+            step, newest = self._newest.pop(chunk.key, (NONE, NONE))
+            if newest >= oldest_kept and step < chunk.first_step:
+                place = newest % self.capacity
+                if newest >= start:  # it is in this batch
+                    next_obs = storage[next_index[newest - start]]
+                else:
+                    next_obs = self._observations[self._next_obs_slot[place : place + 1]][0]
+                is_same = np.array_equal(next_obs, storage[obs_index[chunk.first]])
+                if is_same:
+                    predecessors[chunk.first] = newest
+                # With the same observation after a gap, the agent did not act in between.
+                if is_same or step + 1 == chunk.first_step:
+                    self._successor[place] = start + chunk.first
+            if not chunk.ended:
+                self._newest[chunk.key] = chunk.last_step, start + chunk.last
+        if oldest_kept:
+            # An episode never ends if its environment was lost: drop it once it is overwritten.
+            self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
+        return predecessors
+
+    def _store_observations(
+        self, follows: Array, predecessors: Mapping[int, int], observations: InOneStorage
+    ) -> tuple[Array, Array]:
+        """Store the observations of new transitions, each once.
+
+        Args:
+            predecessors: see `_link`.
+
+        Returns:
+            The slots of their observations and of their next observations, each ``[n]``.
+        """
+        storage, obs_index, next_index = observations
+        # A row that follows the row before has its next observation, unless code has changed it.
+        changed = (follows[1:] & (obs_index[1:] != next_index[:-1])).nonzero()[0] + 1
+        if len(changed):
+            unchanged = storage[next_index[changed - 1]]
+            changed = changed[_differ(unchanged, storage[obs_index[changed]])]
+        # Rows whose observation is no transition's next observation, and needs a slot of its own.
+        unshared = [*changed, *[row for row, number in predecessors.items() if number == NONE]]
+        slots = self._observations.reserve(len(unshared) + len(follows))
+        previous_slots = np.full(len(slots), NONE)
+        obs_slots, next_slots = previous_slots[len(unshared) :], slots[len(unshared) :]
+        obs_slots[1:] = next_slots[:-1]
+        obs_slots[unshared] = slots[: len(unshared)]
+        for row, number in predecessors.items():
+            if number >= self.num_added:
+                obs_slots[row] = next_slots[number - self.num_added]
+            elif number != NONE:
+                obs_slots[row] = self._next_obs_slot[number % self.capacity]
+        index = np.concatenate([obs_index[unshared], next_index])
+        self._observations.fill(slots, storage[index], previous_slots)
+        return obs_slots, next_slots
+
     def _refer(self, places: Array, obs_slots: Array, next_obs_slots: Array) -> None:
-        """Tie transitions to the slots of their observations."""
+        """Let transitions refer to the slots of their observations."""
         self._obs_slot[places], self._next_obs_slot[places] = obs_slots, next_obs_slots
         self._observations.refer(np.concatenate([obs_slots, next_obs_slots]))
 
-    def _forget(self, places: Array) -> None:
+    def _release(self, places: Array) -> None:
         """Release the observations of transitions that are about to be overwritten."""
         old = places[self._obs_slot[places] != NONE]
         slots = np.concatenate([self._obs_slot[old], self._next_obs_slot[old]])
         self._observations.release(slots)
-
-    def _link(
-        self,
-        batch: SampleBatch,
-        follows: Array,
-        places: Array,
-        storage: Array,
-        obs_index: Array,
-        next_index: Array,
-    ) -> list[tuple[int, int]]:
-        """Link each transition to its successor; a first row may follow one added earlier.
-
-        Returns:
-            The rows that do not follow the one before, each with the number of the transition that
-            led to its observation, or -1.
-        """
-        linked, start = follows.nonzero()[0], self.num_added
-        self._successor[places] = NONE
-        self._successor[places[linked - 1]] = start + linked
-        episodes, steps, terminateds, truncateds = batch.columns(
-            (col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
-        )
-        agents, ended = agents_of(batch), terminateds | truncateds
-        first_rows = (~follows).nonzero()[0]
-        last_rows = np.append(first_rows[1:] - 1, len(places) - 1)
-        oldest_kept = max(start + len(places) - self.capacity, 0)
-        led_by: list[tuple[int, int]] = []
-        for first, last in zip(first_rows.tolist(), last_rows.tolist(), strict=True):
-            key = int(episodes[first]), int(agents[first])
-            step, before = self._newest.pop(key, (NONE, NONE))
-            gap = int(steps[first]) - step - 1
-            leads_here = goes_on = before >= oldest_kept and gap >= 0
-            if goes_on:
-                here = before >= start
-                after = storage[next_index[before - start]] if here else self._after(before)
-                leads_here = np.array_equal(after, storage[obs_index[first]])
-            # Where the agent did not act in between, its next step starts where it was.
-            if leads_here or (goes_on and not gap):
-                self._successor[before % self.capacity] = start + first
-            led_by.append((first, before if leads_here else NONE))
-            if not ended[last]:
-                self._newest[key] = int(steps[last]), start + last
-        if oldest_kept:
-            # An episode never ends where its environment was lost: drop it once it is overwritten.
-            self._newest = {key: at for key, at in self._newest.items() if at[1] >= oldest_kept}
-        return led_by
-
-    def _after(self, number: int) -> Array:
-        """The observation that this transition, which must be held, led to."""
-        place = number % self.capacity
-        return self._observations[self._next_obs_slot[place : place + 1]][0]
 
     def gather(self, ids: Array) -> SampleBatch:
         """The transitions of these numbers, which must be held, with their n-step returns."""
@@ -253,12 +273,12 @@ class ReplayBuffer(TransitionBuffer):
         )
 
     def _sequences(self, first: Array, length: int) -> tuple[Array, Array]:
-        """Transitions that follow one another, from each of ``first`` ``[S]`` on.
+        """Sequences of successors that begin with the transitions ``first`` ``[S]``.
 
         A sequence ends with its episode, with an agent's newest transition, or after ``length``.
 
         Returns:
-            Their numbers, sequence after sequence, and the lengths of the sequences, ``[S]``.
+            Numbers of the transitions, sequence after sequence, and lengths of sequences ``[S]``.
         """
         numbers = np.full((len(first), length), NONE, dtype=np.int64)
         numbers[:, 0] = first
@@ -336,24 +356,25 @@ class ReplayBuffer(TransitionBuffer):
 def n_step_returns(
     rewards: Array, successors: Array, first: Array, n_step: int, gamma: float
 ) -> tuple[Array, Array, Array]:
-    """Rewards summed up over at most ``n_step`` steps that follow one another.
+    """Discounted sums of rewards over at most ``n_step`` successive steps.
 
     Args:
         rewards: ``[N]``.
-        successors: ``[N]``, what follows each step, counted on around the N places; -1 for nothing.
-        first: places ``[n]`` where the sums begin.
+        successors: number of each step's successor, ``[N]``, or -1; its place is that modulo N.
+        first: places ``[n]`` of the first steps.
 
     Returns:
-        Sums and discounts of what comes after them, float32 ``[n]``; places of their last steps.
+        The sums and the discounts of the values after them, float32 ``[n]``; places ``[n]`` of the
+        last steps.
     """
     last, returns = first, rewards[first].astype(np.float64)
     discounts = np.full(len(first), gamma)
     for _ in range(n_step - 1):
         successor = successors[last]
-        goes_on = successor != NONE
-        last = np.where(goes_on, successor % len(rewards), last)
-        returns += np.where(goes_on, discounts * rewards[last], 0.0)
-        discounts = np.where(goes_on, discounts * gamma, discounts)
+        continues = successor != NONE
+        last = np.where(continues, successor % len(rewards), last)
+        returns += np.where(continues, discounts * rewards[last], 0.0)
+        discounts = np.where(continues, discounts * gamma, discounts)
     return returns.astype(np.float32), discounts.astype(np.float32), last
 
 
@@ -363,27 +384,38 @@ def _differ(first: Array, second: Array) -> Array:
     return (first != second).any(axis=1)
 
 
-def agents_of(batch: SampleBatch) -> Array:
-    """Index of each row's agent, ``[n]``; 0 in batches of a single agent."""
-    if col.AGENT_INDEX in batch:
-        return batch.column(col.AGENT_INDEX)
-    return np.zeros(len(batch), dtype=np.int64)
-
-
-def follows_row_before(batch: SampleBatch) -> Array:
-    """Whether each row ``[n]`` is the same agent's next step, in the same episode and fragment.
+class Chunk(NamedTuple):
+    """Rows of a batch that are an agent's steps in one episode and fragment, in their order.
 
     A fragment has all steps of an agent, so at env steps in between the agent did not act.
     """
-    unroll, episode, step, terminateds, truncateds = batch.columns(
+
+    first: int  # row
+    last: int  # row
+    key: tuple[int, int]  # episode and agent
+    first_step: int
+    last_step: int
+    ended: bool
+
+
+def chunks_of(batch: SampleBatch) -> tuple[Array, list[Chunk]]:
+    """Whether each row ``[n]`` follows the row before in its chunk; and the chunks."""
+    unrolls, episodes, steps, terminateds, truncateds = batch.columns(
         (col.UNROLL_ID, col.EPS_ID, col.T, col.TERMINATEDS, col.TRUNCATEDS)
     )
     ended = terminateds | truncateds
-    follows = np.zeros(len(step), dtype=np.bool_)
+    follows = np.zeros(len(steps), dtype=np.bool_)
     follows[1:] = (
-        (unroll[1:] == unroll[:-1])
-        & (episode[1:] == episode[:-1])
-        & (step[1:] > step[:-1])
+        (unrolls[1:] == unrolls[:-1])
+        & (episodes[1:] == episodes[:-1])
+        & (steps[1:] > steps[:-1])
         & ~ended[:-1]
     )
-    return follows
+    firsts = (~follows).nonzero()[0].tolist()
+    lasts = [row - 1 for row in firsts[1:]] + [len(steps) - 1]
+    agents = batch.column(col.AGENT_INDEX) if col.AGENT_INDEX in batch else None
+    keys = [(int(episodes[row]), 0 if agents is None else int(agents[row])) for row in firsts]
+    return follows, [
+        Chunk(first, last, key, int(steps[first]), int(steps[last]), bool(ended[last]))
+        for first, last, key in zip(firsts, lasts, keys, strict=True)
+    ]

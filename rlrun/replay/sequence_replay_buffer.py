@@ -29,7 +29,7 @@ from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_offsets
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
-from rlrun.replay.replay_buffer import NONE, ReplayBuffer, agents_of, follows_row_before
+from rlrun.replay.replay_buffer import NONE, ReplayBuffer, chunks_of
 
 
 class SequenceReplayBuffer(PrioritizedReplayBuffer):
@@ -188,22 +188,19 @@ class ItemReplayBuffer(ReplayBuffer):
 
     def _add_episodes(self, batch: SampleBatch, first_id: int) -> None:
         """Add the episodes that ended in this batch to the items; the others stay open."""
-        begins = np.flatnonzero(~follows_row_before(batch))
-        ends = np.append(begins[1:] - 1, len(batch) - 1)
-        episodes, agents, steps = batch.column(col.EPS_ID), agents_of(batch), batch.column(col.T)
-        done = batch.column(col.TERMINATEDS) | batch.column(col.TRUNCATEDS)
+        _, chunks = chunks_of(batch)
         # A fragment has all steps of its agents, so episodes followed from step 0 on are complete.
         followed = {key[0] for key, (first, *_) in self._open.items() if first != NONE}
-        followed.update(episodes[steps == 0].tolist())
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            key, here = (int(episodes[begin]), int(agents[begin])), first_id + begin
-            new = here if key[0] in followed else NONE
-            first, count, last = self._open.pop(key, (new, 0, NONE))
+        followed.update(chunk.key[0] for chunk in chunks if chunk.first_step == 0)
+        for chunk in chunks:
+            here = first_id + chunk.first
+            new = here if chunk.key[0] in followed else NONE
+            first, count, last = self._open.pop(chunk.key, (new, 0, NONE))
             if count and self._successor[last % self.capacity] != here:
                 first = NONE  # steps in between were never added
-            count += end - begin + 1
-            if not done[end]:
-                self._open[key] = first, count, first_id + end
+            count += chunk.last - chunk.first + 1
+            if not chunk.ended:
+                self._open[chunk.key] = first, count, first_id + chunk.last
             elif first != NONE:
                 self._items.append((first, count))
 
