@@ -46,10 +46,7 @@ from rlrun.replay.replay_buffer import ReplayBuffer
 from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.sampling.runner_messages import Exploration
 
-COLUMNS = (
-    *(col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS),
-    col.DISCOUNTS,
-)
+COLUMNS = (col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS, col.TERMINATEDS, col.DISCOUNTS)
 
 T = TypeVar("T", bound=ReplayTraining)
 U = TypeVar("U", bound="Updater")
@@ -180,9 +177,11 @@ class Replay(Generic[U]):
                 counted = self._round(lengths, next_lengths, stats, counted)
         result: Result = {}
         for policy_id, policy_stats in stats.items():
+            updates = policy_stats.updates
             row = {
-                **averages(policy_stats.updates, algorithm.update_statistics),
-                "num_updates": len(policy_stats.updates),
+                **dict.fromkeys(algorithm.update_statistics),
+                **(reduced(updates) if updates else {}),
+                "num_updates": len(updates),
                 **policy_stats.coefficients,
                 "replay_size": len(self.buffers.get(policy_id, ())),
             }
@@ -357,6 +356,8 @@ class _UpdateStats:
 class Updater(ABC):
     """Updates one policy; owns its target network and the like, but not its learner.
 
+    Schedules are functions of ``env_steps``, the env steps of the run so far.
+
     Args:
         target: the slow copy of the network that learns values.
     """
@@ -366,18 +367,11 @@ class Updater(ABC):
 
     @abstractmethod
     def coefficients(self, env_steps: int) -> dict[str, float]:
-        """Present values of schedules for the result, by name.
-
-        Args:
-            env_steps: of the run so far, of which schedules are functions.
-        """
+        """Present values of schedules for the result, by name."""
 
     @abstractmethod
     def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
         """One update on a replayed batch.
-
-        Args:
-            env_steps: of the run so far, of which schedules are functions.
 
         Returns:
             Scalars, and ``td_errors`` ``[M]``, NaN for steps without a loss.
@@ -403,11 +397,6 @@ def replayed_rows(batch: SampleBatch) -> Rows:
     rows = dict(zip(COLUMNS, map(nest, columns) if nested else columns, strict=True))
     rows[col.WEIGHTS] = np.ones(len(columns[0]), np.float32) if weights is None else weights
     return rows
-
-
-def averages(updates: Sequence[Statistics], names: Sequence[str]) -> dict[str, float | None]:
-    """Means of these statistics over the updates of an iteration; None without updates."""
-    return {**dict.fromkeys(names), **(reduced(updates) if updates else {})}
 
 
 def exploration_at(
