@@ -16,6 +16,22 @@ returns are summed up, however sub-environments and fragments are interleaved.
 
 A return has fewer than n_step steps where the episode ends (terminated or truncated), and where an
 agent's newest transition has no successor yet.
+
+Two fragments of one agent, which are the first in a buffer; episode 0 ends with transition 4:
+
+    fragment               first          second
+    number               0   1   2      3   4   5
+    episode              0   0   0      0   0   1
+    step                 0   1   2      3   4   0
+    observation          a   b   c      d   e   x
+    next observation     b   c   d      e   f   y
+    _obs_slot            0   1   2      3   5   4
+    _next_obs_slot       1   2   3      5   6   7
+    _successor           1   2   3      4  -1  -1
+
+A transition's next observation and its successor's observation share a slot. The successor of 2
+is -1 until the second fragment is added. Then 2 is found in ``_newest``, (episode, agent) ->
+(step, number): ``{(0, 0): (2, 2)}`` after the first fragment, ``{(1, 0): (0, 5)}`` after both.
 """
 
 from __future__ import annotations
@@ -73,22 +89,6 @@ class TransitionBuffer:
 
 class ReplayBuffer(TransitionBuffer):
     """A ring of transitions; an observation that two of them share is kept once.
-
-    Two fragments of one agent, which are the first in a buffer; episode 0 ends with transition 4:
-
-        fragment               first          second
-        number               0   1   2      3   4   5
-        episode              0   0   0      0   0   1
-        step                 0   1   2      3   4   0
-        observation          a   b   c      d   e   x
-        next observation     b   c   d      e   f   y
-        _obs_slot            0   1   2      3   5   4
-        _next_obs_slot       1   2   3      5   6   7
-        _successor           1   2   3      4  -1  -1
-
-    A transition's next observation and its successor's observation share a slot. The successor of 2
-    is -1 until the second fragment is added. Then 2 is found in ``_newest``, (episode, agent) ->
-    (step, number): ``{(0, 0): (2, 2)}`` after the first fragment, ``{(1, 0): (0, 5)}`` after both.
 
     Args:
         capacity: transitions that are kept; each further one replaces the oldest.
