@@ -357,7 +357,12 @@ def test_noise_on_discrete_actions_is_refused(kind):
         (DQNConfig, {"type": "SoftQ", "temperature": 0.0}, {}, "temperature: expected a number"),
         (DQNConfig, {"type": "Random", "random_steps": 9}, {}, "random_steps: all actions are"),
         (DQNConfig, {"type": "SoftQ"}, {"noisy": True}, "exploration.type: noisy weights explore"),
-        (SACConfig, {"type": "Random"}, {"noise_correlation": 0.5}, "noise_correlation: the noise"),
+        (
+            SACConfig,
+            {"type": "Random"},
+            {"noise_correlation": 0.5},
+            "noise_correlation: it does not apply",
+        ),
         (PPOConfig, {"type": "Random"}, {}, "exploration: "),
         (DQNConfig, {"type": "ParameterNoise", "stddev": 0.2}, {}, "stddev: ParameterNoise does"),
         (SACConfig, {"type": "ParameterNoise", "epsilon": 0.2}, {}, "epsilon: ParameterNoise does"),
