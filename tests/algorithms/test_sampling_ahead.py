@@ -157,7 +157,7 @@ def test_runners_come_and_go_and_batches_stay_as_large(
         row = algorithm.train()
         assert row["env_steps_this_iter"] == BATCH
         assert row["env_runners"]["healthy"] == number
-    with pytest.raises(ValueError, match="one of them stays"):
+    with pytest.raises(ValueError, match="one must remain"):
         algorithm.resize_env_runners(0)
 
 

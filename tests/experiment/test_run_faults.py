@@ -202,9 +202,13 @@ def test_one_signal_ends_a_run_whose_environment_hangs(tmp_path, number, how, mo
     [
         ("chdir", "num_env_runners: 0", b""),
         ("thread", "num_env_runners: 0", b"these threads have not ended, and were killed"),
-        ("fork", "num_env_runners: 0", b"forked came back"),
-        ("fork, and the child exits", "num_env_runners: 0", b"forked came back"),
-        ("fork, and the child exits", "gym_env_vectorize_mode: async", b"forked came back"),
+        ("fork", "num_env_runners: 0", b"an environment forked returned"),
+        ("fork, and the child exits", "num_env_runners: 0", b"an environment forked returned"),
+        (
+            "fork, and the child exits",
+            "gym_env_vectorize_mode: async",
+            b"an environment forked returned",
+        ),
         ("fork, and the child exits", "num_env_runners: 1", b""),
     ],
 )

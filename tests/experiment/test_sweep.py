@@ -223,9 +223,13 @@ def test_a_group_is_trained_longer(counting):
         (
             "{space: {stop.training_iteration: {grid: [1]}}}",
             [],
-            "is searched, or up to a scheduler",
+            "its search or scheduler decides",
         ),
-        ("{space: {training.gain: {grid: [1]}}, scheduler: asha}", [], "up to a scheduler"),
+        (
+            "{space: {training.gain: {grid: [1]}}, scheduler: asha}",
+            [],
+            "its search or scheduler decides",
+        ),
         ("{seeds: 1}", [], "0001 has finished without a checkpoint"),
     ],
 )
