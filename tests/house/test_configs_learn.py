@@ -44,7 +44,9 @@ def test_config_reaches_its_return(name, seed, tmp_path):
     assert outcome.result is not None
     # Without exploration, the trained policy is about as good as in training.
     trained = outcome.result["episode_return_mean"]
-    without_exploration = rollout(outcome.folder).statistics["episode_return_mean"]
+    # Of 20 episodes the mean would vary by more than the tenth: Acrobot's have a deviation of 30.
+    rolled_out = rollout(outcome.folder, episodes=100)
+    without_exploration = rolled_out.statistics["episode_return_mean"]
     assert without_exploration >= trained - 0.1 * abs(trained)
 
 
