@@ -1,4 +1,4 @@
-"""Calls to a set of Ray actors, any of which may fail: `FaultTolerantActorManager`.
+"""FaultTolerantActorManager: calls to a set of Ray actors that may fail.
 
 Owns which actors are healthy, which calls are in flight to each, and their restarts. Knows nothing
 of what the actors do. An exception of the called code is a result like any other, and the actor

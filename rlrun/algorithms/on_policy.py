@@ -62,7 +62,7 @@ class PolicyUpdate(Generic[T]):
         batch: its part of the train batch.
         rows: the same on the learner's device.
         rng: generator of this update.
-        env_steps: env steps of the run so far, of which schedules are functions.
+        env_steps: env steps of the run so far; schedules depend on them.
     """
 
     policy_id: str
@@ -150,7 +150,7 @@ def update_policies(
     """Update each policy that learns on its part of a train batch.
 
     Args:
-        env_steps: env steps of the run so far, of which schedules are functions.
+        env_steps: env steps of the run so far; schedules depend on them.
         every_column: load new_obs and all columns of numbers, not just actions and views.
 
     Returns:

@@ -117,7 +117,7 @@ def _smaller_round(train_batch_size: int, settings: EnvRunnersConfig) -> str:
 
 
 def _unit_and_least(settings: EnvRunnersConfig) -> tuple[int, int]:
-    """The env steps of which a train batch must be a multiple, and the least of a round."""
+    """A train batch must be a multiple of the first number of env steps; a round has the second."""
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
     whole = envs * runners if length == "auto" else length * envs * runners

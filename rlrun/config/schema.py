@@ -486,8 +486,8 @@ class ReportConfig(Section):
     """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
-    """Last finished episodes that `episode_return_mean` averages; all those of an iteration if
-    there are more."""
+    """Number of last finished episodes that `episode_return_mean` averages; if an iteration
+    finished more, it averages all of them."""
     min_time_s_per_iteration: NonNegative | None = None
     """Seconds that an iteration takes at least, so that its length depends on the machine; null
     sets no minimum."""

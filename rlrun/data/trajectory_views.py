@@ -34,7 +34,7 @@ History = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class View:
-    """A view requirement of which all defaults are filled in."""
+    """A view requirement with all defaults filled in."""
 
     name: str
     source: str

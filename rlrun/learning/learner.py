@@ -225,7 +225,7 @@ class Learner:
         return gradient
 
     def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
-        """The gradient summed over the group, of which each learner computes its part."""
+        """The gradient of the whole minibatch: the learners of the group compute a part each."""
         grads = self.parameters.grads
 
         def together(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:

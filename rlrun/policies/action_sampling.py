@@ -66,7 +66,7 @@ class ActionLeaf:
 
     @property
     def size(self) -> int | tuple[int, ...]:
-        """Number of categories, or a tuple with that of each column; without any, of columns."""
+        """The number of categories, by column if there are several; else the number of columns."""
         if self.kind == "categorical":
             return self.categories[0]
         return self.categories or self.num_columns

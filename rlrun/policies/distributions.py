@@ -34,8 +34,8 @@ from rlrun.policies.action_sampling import (
 )
 
 Vjp = tuple[Array, Array, Callable[[Array, float], Array]]
-"""Log-probabilities [N], entropies [N], and the backward pass: a function of the gradient of the
-log-probabilities [N] and that of each entropy, which returns the gradient of the inputs [N, P]."""
+"""Log-probabilities [N], entropies [N], and their backward pass, which is called with the gradients
+of both, [N] and a number, and returns the gradient of the inputs [N, P]."""
 
 _LOG_2 = math.log(2.0)
 _LOG_2PI = math.log(2.0 * math.pi)

@@ -61,7 +61,7 @@ BACK_IN_NUMPY: dict[str, Callable[[Array, Array], None]] = {
 }
 """Backward passes of activations whose derivative is a function of their output.
 
-``(gradient, output)``: turns the gradient of the output into that of the input, in place."""
+``(gradient, output)``: multiplies the gradient of the output by the slope there, in place."""
 
 
 class LayerArrays(NamedTuple):
@@ -196,7 +196,7 @@ class MLP(nn.Module):
         return possible and (first is None or first.device.type == "cpu")
 
     def vjp(self, x: Array) -> tuple[Array, Backward]:
-        """The output [N, out], and the backward pass from its gradient to those of the parameters.
+        """The output [N, out], and its backward pass, which computes the parameters' gradients.
 
         Only if `has_vjp`. For small layers autograd's bookkeeping and torch's dispatch cost as much
         as the arithmetic; this is the arithmetic alone, in numpy, as in acting. Each parameter's

@@ -13,6 +13,7 @@ from loss_cases import (
     perturbed,
     replay_rows,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.algorithms import dqn, ppo, sac
 from rlrun.algorithms.a2c import a2c_gradient, a2c_loss
@@ -29,7 +30,7 @@ from rlrun.algorithms.sac import (
 )
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
-from rlrun.learning.learner import Learner
+from rlrun.learning.learner import Learner, reduced
 from rlrun.learning.returns import standardized_advantages
 from rlrun.policies.action_sampling import LOG_STD_BOUNDS
 from rlrun.policies.distributions import Categorical
@@ -90,6 +91,38 @@ def assert_same(learner, loss, gradient, batch, arguments):
         computed = torch.as_tensor(statistics[key], dtype=torch.float32)
         torch.testing.assert_close(computed, value, rtol=1e-4, atol=1e-5, msg=key)
         assert not computed.requires_grad
+
+
+class CalledOperations(TorchDispatchMode):
+    """Notes the names of torch's operations that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.names.append(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_update_in_closed_form_calls_torch_for_the_optimizer_step_alone():
+    """Between operations of numpy a call of torch takes ten times as long as elsewhere."""
+    torch.manual_seed(0)
+    learner = Learner(q_network(), TrainingConfig(grad_clip=1e-3), LearnersConfig(device="cpu"))
+    rows = in_arrays(replay_rows(DISCRETE, NUM_ROWS, 0))
+    arguments = {"target": q_network(), "double_q": True}
+
+    def update():
+        statistics = learner.step(rows, dqn_loss, arguments, lr=1e-3, gradient=dqn_gradient)
+        assert statistics.pop("grad_norm") > 1e-3  # so they are clipped
+        del statistics["td_errors"]
+        assert learner.has_finite_weights()
+        return learner.get_weights(), reduced([statistics])
+
+    update()  # looks up where parameters lie
+    with CalledOperations() as called:
+        update()
+    assert called.names == ["_fused_adam_"]
 
 
 @pytest.mark.parametrize("seed", range(3))
