@@ -253,6 +253,13 @@ class ParallelSubEnvs(SubEnvs):
         return [index for index, has in zip(busy, answered, strict=True) if has]
 
 
+# A fork shares the connections of this process. If it collected a handle of an actor, as garbage
+# of this process, it would send Ray a request on one of them, and the next one of this process
+# would never be answered. Frozen objects are not collected.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+
+
 class ProcessEnv(EnvProxy):
     """An environment in a sub-process of this process."""
 
@@ -262,14 +269,7 @@ class ProcessEnv(EnvProxy):
         self._process = multiprocessing.Process(
             target=_serve, args=(other_end, self._connection, host), daemon=True
         )
-        # A fork shares the connections of this process. If it collected a handle of an actor, as
-        # garbage of this process, it would send Ray a request on one of them, and the next one of
-        # this process would never be answered. Frozen objects are not collected.
-        gc.freeze()
-        try:
-            self._process.start()
-        finally:
-            gc.unfreeze()
+        self._process.start()
         self._at_exit = atexit.register(partial(_kill, self._process, os.getpid()))
         other_end.close()
         self.begin("build")
