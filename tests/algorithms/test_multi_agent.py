@@ -191,8 +191,12 @@ def test_what_is_kept_needs_a_state_and_no_forget(several):
     assert algorithm.keep("critic", critic) is critic
     algorithm.add_policy("older", like="main")
     algorithm.remove_policy("older")
-    weight = algorithm.get_state()["algorithm"]["critic"]["weight"]
-    assert np.array_equal(weight, critic.weight.detach())
+    before = critic.weight.detach().clone()
+    state = algorithm.get_state()
+    assert np.array_equal(state["algorithm"]["critic"]["weight"], before)
+    torch.nn.init.zeros_(critic.weight)
+    algorithm.set_state(state)
+    assert torch.equal(critic.weight, before)
     with pytest.raises(TypeError, match=r"count has no get_state\(\) and set_state\(\): int"):
         algorithm.keep("count", 5)
 
@@ -260,6 +264,10 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     assert list(resumed.policies) == ["main", "older"]
     assert train(resumed, 2) == train(algorithm, 2)
     assert_equal_weights(algorithm, resumed)
+    state = algorithm.get_state()
+    algorithm.add_policy("newer", like="main")
+    algorithm.set_state(state)
+    assert list(algorithm.policies) == ["main", "older"]
     algorithm.remove_policy("older")
     assert "older" not in algorithm.get_state()["policies"]["columns_left_out"]
     train(algorithm, 1)

@@ -68,6 +68,12 @@ def test_equal_advantages_are_standardized_to_0(value, rows):
     assert advantages.mean() == pytest.approx(0.0, abs=1e-5)
 
 
+def test_the_smallest_deviations_are_not_standardized_to_1():
+    """1e-8 is added to the standard deviation."""
+    advantages = standardized(torch.tensor([-1e-8, 1e-8]))
+    np.testing.assert_allclose(advantages, [-0.5, 0.5], rtol=1e-6)
+
+
 def test_explained_variance():
     targets = np.array([1.0, 2.0, 3.0])
     assert explained_variance(targets, targets) == 1.0

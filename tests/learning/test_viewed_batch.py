@@ -19,6 +19,7 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning.learner import Learner
 from rlrun.learning.process_group import part_of_rank
+from rlrun.learning.viewed_batch import SequenceIndex
 from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
 from rlrun.policies.rl_module import RLModule
@@ -221,3 +222,9 @@ def test_rows_without_an_observation_of_that_name_are_counted():
     found = learner.accumulate(rows.microbatches(5), rows.size, loss, {}, lr=1e-3)
     assert found["t"] == pytest.approx(rows.columns[col.T].float().mean().item())
     assert sum(part_of_rank(rows.columns, rank, 3)[1] for rank in range(3)) == pytest.approx(1.0)
+
+
+def test_slices_hold_as_many_whole_sequences_as_fit():
+    index = SequenceIndex(np.array([2, 1, 4, 9, 1]), whole=True)  # each with its next step
+    slices = [(span.start, span.stop, who.tolist()) for span, who in index.slices(6)]
+    assert slices == [(0, 5, [0, 1]), (5, 10, [2]), (10, 20, [3]), (20, 22, [4])]

@@ -22,6 +22,7 @@ from rlrun.policies.rl_module import (
     MultiAgentRLModule,
     RLModule,
     actor_critic_outputs,
+    as_features,
     flattens,
 )
 
@@ -452,3 +453,10 @@ def test_a_mask_of_several_choices_allows_each_row_its_own_and_all_where_it_allo
     allowed = module.forward_train(batch)["action_dist_inputs"] > FORBIDDEN
     expected = [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 0, 0, 1], [1, 1, 1, 1, 1]]
     assert allowed.int().tolist() == expected
+
+
+def test_arrays_in_nests_keep_their_shapes_for_a_users_encoder():
+    nest = {"image": torch.full((2, 3, 4), 255, dtype=torch.uint8), "number": torch.ones(2)}
+    seen = as_features(nest, None, flatten=True)
+    assert torch.equal(seen["image"], torch.ones(2, 3, 4))
+    assert torch.equal(seen["number"], torch.ones(2))

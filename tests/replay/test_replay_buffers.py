@@ -28,8 +28,10 @@ def test_two_fragments_in_one_batch_are_joined():
 def test_a_buffer_of_one_transition_holds_the_newest():
     experience = Experience(1, num_envs=1)
     buffer = ReplayBuffer(1)
+    assert not buffer.can_be_sampled
     for _ in range(3):
         buffer.add(experience.batch(2))
+        assert buffer.can_be_sampled
         buffer.check_valid()
         sample = buffer.sample(4, experience.rng)
         assert sample[col.REWARDS].tolist() == pytest.approx([experience.rows["a"][-1].reward] * 4)
