@@ -264,9 +264,8 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     assert list(resumed.policies) == ["main", "older"]
     assert train(resumed, 2) == train(algorithm, 2)
     assert_equal_weights(algorithm, resumed)
-    state = algorithm.get_state()
     algorithm.add_policy("newer", like="main")
-    algorithm.set_state(state)
+    algorithm.restore(tmp_path / "checkpoint")
     assert list(algorithm.policies) == ["main", "older"]
     algorithm.remove_policy("older")
     assert "older" not in algorithm.get_state()["policies"]["columns_left_out"]
