@@ -20,7 +20,7 @@ def huber(error):
 
 
 @pytest.mark.parametrize("double_q", [False, True])
-@pytest.mark.parametrize("learned", [[0, 1, 1, 0, 1, 0], [0] * M])
+@pytest.mark.parametrize("learned", [[0, 1, 1, 0, 1, 0], [0, 1, 0, 0, 0, 0], [0] * M])
 def test_it_is_the_weighted_mean_over_the_steps_that_are_learned(double_q, learned):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(NUM_OBS, 3, generator=generator).requires_grad_()

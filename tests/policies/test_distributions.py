@@ -267,6 +267,7 @@ def test_spaces_without_a_distribution_are_named(make: Callable[[gym.Space], obj
         make(unbounded)
     with pytest.raises(ConfigError, match="among 18,446,744,073,709,551,616 categories"):
         make(gym.spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64))
+    assert action_layout(gym.spaces.Discrete(10_000_000)).num_inputs == 10_000_000
     for nothing in (gym.spaces.Tuple(()), gym.spaces.Box(-1, 1, (0,))):
         with pytest.raises(ConfigError, match="no numbers to choose"):
             make(nothing)

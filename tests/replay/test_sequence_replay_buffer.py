@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from experience import STATE, Experience, assert_equal_batches, followers
+from experience import STATE, Experience, Row, assert_equal_batches, followers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -156,6 +156,18 @@ def test_an_episode_whose_first_steps_were_not_added_is_not_sampled():
     firsts = {rows[0] for rows in sequences(batch)}
     assert len(firsts) == 60
     assert not batch[col.T][sorted(firsts)].any()
+
+
+@pytest.mark.parametrize(("start", "sampled"), [(0, 2), (5, 0)])
+def test_agents_that_join_an_episode_are_sampled_if_its_first_step_was_added(start, sampled):
+    buffer = ItemReplayBuffer(200, unit="episodes")
+    alone = range(start, start + 3)
+    place = Experience(0)._batch
+    buffer.add(place([Row(0, 0, 0, t, t, 0, 0.0, t + 1, False, False) for t in alone], False))
+    last = alone.stop
+    joined = [Row(0, 0, agent, last, last, 0, 0.0, last, True, False) for agent in (0, 1)]
+    buffer.add(place(joined, False))
+    assert buffer.num_items == sampled
 
 
 def test_fragments_are_the_batches_that_were_added():
