@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 
 from rlrun import make_multi_agent
+from rlrun.envs.multi_agent_examples import TakeTurns
 
 
 class Walk(gymnasium.Env):
@@ -120,3 +121,13 @@ class Walks(gymnasium.vector.VectorEnv):
 
 
 two_walks = make_multi_agent(Walk)
+
+
+class Turns(TakeTurns):
+    """Only one agent acts in each step."""
+
+    def get_state(self):
+        return {"number": self._number, "turn": self._turn}
+
+    def set_state(self, state):
+        self._number, self._turn = state["number"], state["turn"]

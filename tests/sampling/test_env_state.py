@@ -65,6 +65,13 @@ def agents(*, longest=100_000, fault=None, **settings):
     return make(env, {"p": MLP}, num_envs=2, spec=spec, **settings)
 
 
+def turns(*, longest=100_000, **settings):
+    """A runner of two policies, one of which waits when the fragment ends."""
+    env, policies = "stateful_envs:Turns", {"player_0": MLP, "player_1": MLP}
+    table, spec = {name: name for name in policies}, {"max_replayed_env_steps": longest}
+    return make(env, policies, table, spec=spec, **settings)
+
+
 def restored(runner, other, fragments=(7, 8)):
     """The state of a runner in the middle of episodes, in another one."""
     for fragment, length in enumerate(fragments):
@@ -94,6 +101,7 @@ def assert_equal_fragments(runner, other, first=2):
         (walks, {"use": "stateful_envs:Walks"}),
         (agents, {}),
         (agents, SOFT),
+        (turns, {}),
         pytest.param(walks, {**PROCESSES, "env_wrappers": WRAPPERS}, marks=faults),
         pytest.param(agents, PROCESSES, marks=faults),
         pytest.param(walks, {"remote_worker_envs": True, "num_envs": 1}, marks=faults),
