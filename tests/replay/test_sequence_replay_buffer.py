@@ -99,7 +99,8 @@ def test_a_sequence_of_burn_in_alone_is_not_drawn(seed, capacity, lengths, burn_
 
 def test_without_an_initial_state_all_sequences_have_burn_in():
     experience = Experience(1, num_envs=1)
-    buffer = SequenceReplayBuffer(50, length=4, burn_in=2)
+    buffer, empty = (SequenceReplayBuffer(50, length=4, burn_in=2) for _ in range(2))
+    buffer.set_state(empty.get_state())
     buffer.add(experience.batch(2))
     assert not buffer.can_be_sampled
     buffer.add(experience.batch(20))

@@ -116,9 +116,10 @@ def test_a_runner_goes_on_from_the_states_of_its_environments(
         request.getfixturevalue("local_ray")
     runner, other = (make_runner(longest=longest, **settings) for _ in range(2))
     before = Walk.steps_of_all
-    restored(runner, runner)
-    restored(runner, other, ())
-    assert Walk.steps_of_all - before in (0, 2 * 15, 2 * 2 * 15)  # elsewhere, and of two agents
+    restored(runner, other)
+    sample(other, 2, 3)
+    restored(runner, other, ())  # in the middle of other episodes, too
+    assert Walk.steps_of_all - before in (0, 2 * 18, 2 * 2 * 18)  # elsewhere, and of two agents
     assert_equal_fragments(runner, other)
     runner.stop()
     other.stop()
