@@ -56,10 +56,10 @@ class EnvRunnerGroup(OldNames):
 
     old_names = MappingProxyType(
         {
-            "foreach_worker": "its successor is foreach_env_runner()",
-            "local_worker": "its successor is local_env_runner, no method",
-            "remote_workers": "runners are addressed by foreach_env_runner()",
-            **dict.fromkeys(("add_workers", "remove_workers"), "its successor is resize()"),
+            "foreach_worker": "use foreach_env_runner()",
+            "local_worker": "use the attribute local_env_runner",
+            "remote_workers": "use foreach_env_runner()",
+            **dict.fromkeys(("add_workers", "remove_workers"), "use resize()"),
         }
     )
 

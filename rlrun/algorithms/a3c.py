@@ -158,11 +158,11 @@ class A3C(Algorithm[A3CTraining]):
         """Problems of the batch size, and what needs rows, as ``(key, message)``."""
         yield from super().validate(config)
         if config.env_runners.compress_observations:
-            message = "A3C sends gradients and no observations; leave it out"
+            message = "A3C sends gradients and no observations; remove this key"
             yield "env_runners.compress_observations", message
         for prefix, settings in addressed_settings(config):
             if settings.training.learner_connectors:
-                message = "A3C's runners learn from their own rows; leave it out"
+                message = "A3C's runners learn from their own rows; remove this key"
                 yield f"{prefix}training.learner_connectors", message
         for callback in config.callbacks:
             found, _ = find_callable((), callback.use)

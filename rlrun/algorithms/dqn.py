@@ -252,18 +252,18 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
             for name, off in (("num_atoms", 1), ("noisy", False), ("hiddens", None)):
                 if getattr(training, name) != off:
                     message = "does not go together with a memory (model.use_lstm, use_gru)"
-                    yield f"training.{name}", f"{message}; leave it out"
+                    yield f"training.{name}", f"{message}; remove this key"
         if training.num_atoms > 1 and training.value_rescaling:
-            message = "values with a distribution (num_atoms) are not rescaled; leave it out"
+            message = "values with a distribution (num_atoms) are not rescaled; remove this key"
             yield "training.value_rescaling", message
         if training.num_atoms > 1 and training.v_min >= training.v_max:
             message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
             yield "training.v_min", message
         if training.noisy and settings.exploration.type not in (None, "EpsilonGreedy"):
-            message = "noisy weights explore by themselves; leave it out beside training.noisy"
+            message = "the weights explore by training.noisy; remove this key"
             yield "exploration.type", message
         elif training.noisy and settings.exploration.epsilon != 0:
-            message = "noisy weights explore by themselves; set it to 0 beside training.noisy"
+            message = "the weights explore by training.noisy; set it to 0"
             yield "exploration.epsilon", message
 
     @classmethod

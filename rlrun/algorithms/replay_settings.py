@@ -84,7 +84,7 @@ def replay_problems(
         )
         any_memory |= any(getattr(settings.model, name) for name in memories)
     if config.replay.burn_in and not any_memory:
-        message = "there is no memory to bring up to date; leave it out, or set model.use_lstm"
+        message = "there is no memory to bring up to date; remove this key, or set model.use_lstm"
         yield "replay.burn_in", message if memories else message.partition(", or")[0]
     if config.replay.mode == "lockstep":
         yield from _lockstep_problems(config, any_memory)
@@ -103,9 +103,9 @@ def _exploration_problems(
     for name in sorted({key for keys in EXPLORATION_KEYS.values() for key in keys}):
         default = type(settings).model_fields[name].default
         if name not in used and getattr(settings, name) != default:
-            yield f"{prefix}exploration.{name}", f"{kind} does not use it; leave it out"
+            yield f"{prefix}exploration.{name}", f"{kind} does not use it; remove this key"
     if kind == "Random" and settings.random_steps:
-        message = "all actions are random with exploration.type: Random; leave it out"
+        message = "all actions are random with exploration.type: Random; remove this key"
         yield f"{prefix}exploration.random_steps", message
 
 
@@ -117,7 +117,7 @@ def _memory_problems(
             message = f"{algorithm} replays single transitions, which no memory learns from"
             if memories:
                 message = f"{algorithm} does not replay what this memory learns from"
-            yield f"{prefix}model.{name}", f"{message}; leave it out"
+            yield f"{prefix}model.{name}", f"{message}; remove this key"
 
 
 def _capacity_problems(
@@ -138,7 +138,7 @@ def _capacity_problems(
 def _lockstep_problems(config: ExperimentConfig, any_memory: bool) -> Iterator[tuple[str, str]]:
     key = "replay.mode"
     if not config.multi_agent.policies:
-        yield key, "there is only one policy to keep in step; leave it out"
+        yield key, "there is only one policy to keep in step; remove this key"
     if config.replay.prioritized:
         yield key, "env steps have no priorities; set replay.prioritized to false"
     if any_memory:

@@ -248,7 +248,7 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
         default = cls.exploration_types[0]
         kind = settings.exploration.type or default
         if cls.training_in(settings).noise_correlation and kind != default:
-            message = f"it does not apply to {kind}; leave it out"
+            message = f"it does not apply to {kind}; remove this key"
             yield "training.noise_correlation", message
 
     def make_updater(self, policy_id: str) -> SACUpdater:
@@ -256,7 +256,7 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
         training, learner = self.training_of(policy_id), self.learners[policy_id]
         _, space = self.policies.module_spaces(policy_id)
         if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
-            message = "SAC acts in (-1, 1), which must be stretched to the bounds; leave it out"
+            message = "SAC acts in (-1, 1), which must be stretched to the bounds; remove this key"
             raise misfit("connectors.normalize_actions", message)
         critics, target = (self.build_module(policy_id, TwinQNetwork) for _ in range(2))
         critic = Learner(critics, training, self.config.learners)

@@ -58,11 +58,11 @@ class AlgorithmConfig(OldNames):
 
     algorithm: ClassVar[str]
     old_names: ClassVar[Mapping[str, str]] = {
-        "framework": "rlrun trains with PyTorch only; leave the call out",
-        "rollouts": "its successor is env_runners()",
+        "framework": "rlrun trains with PyTorch only; remove the call",
+        "rollouts": "use env_runners()",
         "offline_data": "rlrun learns from environments, not from recorded data",
-        "rl_module": "its successor is model(use=...)",
-        "build_algo": "its successor is build()",
+        "rl_module": "use model(use=...)",
+        "build_algo": "use build()",
         **dict.fromkeys(
             ("api_stack", "experimental", "python_environment"), "there is no such choice here"
         ),

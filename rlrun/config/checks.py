@@ -103,7 +103,7 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
     # The user's own callbacks and algorithms may add keys to the result.
     may_add_keys = experiment.callbacks or is_import_path(experiment.algorithm)
     if successor is not None:
-        yield Finding(path, f"retired result key {key}; its successor is {successor}")
+        yield Finding(path, f"retired result key {key}; use {successor}")
     elif not known and not may_add_keys:
         names = [*RESULT_KEYS, *(f"{name}/..." for name in RESULT_GROUPS)]
         hint = suggestion(key, names) or f"; choose from {', '.join(names)}"
@@ -122,7 +122,7 @@ def _check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
     if memories and model.share_layers is False:
         message = (
             f"policy and value function share their encoder and memory with {memories[0]}; "
-            "leave this out, or set it to true"
+            "remove this key, or set it to true"
         )
         yield Finding(("model", "share_layers"), message)
 
@@ -130,7 +130,7 @@ def _check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings = experiment.env_runners
     if settings.soft_horizon and settings.horizon is None:
-        message = "there is no horizon; set env_runners.horizon, or leave this out"
+        message = "there is no horizon; set env_runners.horizon, or remove this key"
         yield Finding(("env_runners", "soft_horizon"), message)
     if settings.horizon_terminates:
         yield from _check_horizon_terminates(settings)
@@ -139,7 +139,7 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     if restarts is True and mode in ("vector_entry_point", "envpool"):
         message = (
             f"with env_runners.gym_env_vectorize_mode: {mode} sub-environments are one object and "
-            'cannot be rebuilt one by one; leave this out, or take the mode "sync" or "async"'
+            'cannot be rebuilt one by one; remove this key, or set the mode to "sync" or "async"'
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
@@ -168,7 +168,7 @@ def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.sample_async:
         message = ""
         if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
-            message = f"{experiment.algorithm} always samples while it learns; leave it out"
+            message = f"{experiment.algorithm} always samples while it learns; remove this key"
         elif not settings.num_env_runners:
             message = "one process cannot do both at once; set env_runners.num_env_runners to 1"
         if message:
@@ -178,7 +178,7 @@ def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _check_info_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Keys of infos that are reported in any case."""
     if "is_success" in experiment.report.info_keys:
-        message = "is_success is always reported, as env_runners/success_rate; leave it out"
+        message = "is_success is always reported, as env_runners/success_rate; remove it"
         yield Finding(("report", "info_keys"), message)
 
 
@@ -190,7 +190,7 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
         message = "it applies to Ray actors only; set env_runners.remote_worker_envs to true"
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if settings.remote_worker_envs and mode not in ("auto", "sync"):
-        message = "with env_runners.remote_worker_envs each is a Ray actor; leave it out"
+        message = "env_runners.remote_worker_envs makes each one a Ray actor; remove this key"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
 
 
@@ -199,20 +199,20 @@ def _check_gpus(experiment: ExperimentConfig) -> Iterator[Finding]:
     name, evaluation = "num_gpus_per_env_runner", experiment.evaluation
     settings = experiment.env_runners
     if settings.num_gpus_per_env_runner and not settings.num_env_runners:
-        message = "there is no remote env runner; set num_env_runners, or leave this out"
+        message = "there is no remote env runner; set num_env_runners, or remove this key"
         yield Finding(("env_runners", name), message)
     if evaluation.env_runners.get(name) and not evaluation.num_env_runners:
-        message = "no remote env runner evaluates; set evaluation.num_env_runners, or leave this"
-        yield Finding(("evaluation", "env_runners", name), f"{message} out")
+        message = "no remote env runner evaluates; set evaluation.num_env_runners, or remove"
+        yield Finding(("evaluation", "env_runners", name), f"{message} this key")
 
 
 def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:
     path: Path = ("env_runners", "horizon_terminates")
     if settings.horizon is None:
-        yield Finding(path, "there is no horizon; set env_runners.horizon, or leave this out")
+        yield Finding(path, "there is no horizon; set env_runners.horizon, or remove this key")
     for name in ("soft_horizon", "no_done_at_end"):
         if getattr(settings, name):
-            yield Finding(path, f"{name} says that nothing ends at the horizon; leave one out")
+            yield Finding(path, f"it contradicts env_runners.{name}; remove one of the two")
 
 
 _NOT_IN_EVALUATION = {
@@ -220,7 +220,7 @@ _NOT_IN_EVALUATION = {
     "num_envs_per_env_runner": "set evaluation.num_envs instead",
     "sample_async": "set evaluation.parallel_to_training instead",
     "explore": "set evaluation.explore instead",
-    "remote_env_batch_wait_ms": "evaluation waits for all sub-environments; leave it out",
+    "remote_env_batch_wait_ms": "evaluation waits for all sub-environments; remove this key",
     **dict.fromkeys(
         (
             "env_runner_cls",
@@ -231,7 +231,7 @@ _NOT_IN_EVALUATION = {
             "preprocessor_pref",
             "observation_filter",
         ),
-        "policies act as they were trained: it is the same in evaluation; leave it out",
+        "evaluation always uses the setting of training; remove this key",
     ),
 }
 """Settings of `env_runners` that `evaluation.env_runners` cannot have -> what to do instead."""
@@ -246,7 +246,7 @@ def _check_evaluation(experiment: ExperimentConfig) -> Iterator[Finding]:
         if name in _NOT_IN_EVALUATION:
             yield Finding((*path, name), _NOT_IN_EVALUATION[name])
     if evaluation.env_runners.get("gym_env_vectorize_mode") == "vector_entry_point":
-        message = "the environment's own vectorisation cannot seed single episodes; leave it out"
+        message = "the environment's own vectorisation cannot seed single episodes; remove this key"
         yield Finding((*path, "gym_env_vectorize_mode"), message)
     merged = {**dict(experiment.env_runners), **evaluation.env_runners}
     for finding in validated(EnvRunnersConfig, merged, ("env_runners",), None)[1]:
@@ -259,7 +259,7 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
     if not learners.num_learners:
         for name in ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts"):
             if getattr(learners, name) != type(learners).model_fields[name].default:
-                message = "there is no remote learner; set num_learners, or leave this out"
+                message = "there is no remote learner; set num_learners, or remove this key"
                 yield Finding(("learners", name), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
@@ -288,7 +288,7 @@ def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _check_section_is_used(experiment: ExperimentConfig, path: Path) -> Iterator[Finding]:
     used = getattr(algorithm_class(experiment.algorithm), "optional_sections", ())
     if path[-1] in OPTIONAL_SECTIONS and path[-1] not in used:
-        yield Finding(path, f"{experiment.algorithm} does not use this section; leave it out")
+        yield Finding(path, f"{experiment.algorithm} does not use this section; remove it")
 
 
 def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -299,13 +299,13 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = "no policies; `policies: [a, b]` would name two"
             yield Finding(("multi_agent", "policies"), message)
         if experiment.evaluation.agents is not None:
-            yield Finding(("evaluation", "agents"), "the environment has one agent; leave it out")
+            yield Finding(("evaluation", "agents"), "there is only one agent; remove this key")
         return
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
         message = f"{experiment.algorithm} learns one policy; PPO, for example, learns several"
         yield Finding(("multi_agent",), message)
     if experiment.env_runners.gym_env_vectorize_mode == "vector_entry_point":
-        message = 'it makes environments for one agent; leave it out, or take "async" for slow ones'
+        message = 'it needs an environment of one agent; remove this key, or set it to "async"'
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
     yield from _check_policy_ids(experiment)
     for policy_id in multi_agent.policies:
@@ -351,7 +351,7 @@ def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Find
     for name, field in type(training).model_fields.items():
         default = field.get_default(call_default_factory=True)
         if name not in _OF_CUSTOM_POLICIES and getattr(training, name) != default:
-            message = f"{named} {learn} learn_on_batch(); leave it out"
+            message = f"{named} {learn} learn_on_batch(); remove this key"
             yield Finding(("training", name), message)
 
 

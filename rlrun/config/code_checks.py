@@ -38,9 +38,9 @@ _NOT_AS_WRAPPERS = {
     "statistics all env runners share and checkpoints hold",
     "NormalizeReward": "set connectors.normalize_rewards: true instead, whose statistics all env "
     "runners share and checkpoints hold",
-    "Autoreset": "env runners reset environments; leave it out",
-    "RecordVideo": "`rlrun rollout RUN --video DIR` records videos; leave it out",
-    "HumanRendering": "`rlrun rollout RUN --render` shows the environment; leave it out",
+    "Autoreset": "env runners reset environments; remove it",
+    "RecordVideo": "`rlrun rollout RUN --video DIR` records videos; remove it",
+    "HumanRendering": "`rlrun rollout RUN --render` shows the environment; remove it",
     "vector": "it is a module",
 }
 """Names of gymnasium.wrappers that cannot be used here -> what to do instead."""
@@ -117,10 +117,8 @@ def _check_wrappers_of(
 ) -> Iterator[Finding]:
     mode = settings.gym_env_vectorize_mode
     if settings.env_wrappers and mode in ("envpool", "vector_entry_point"):
-        message = (
-            f"with env_runners.gym_env_vectorize_mode: {mode} there are no single environments"
-        )
-        yield Finding(path, f"{message} to wrap; leave one out")
+        message = f"env_runners.gym_env_vectorize_mode: {mode} has no single environments"
+        yield Finding(path, f"{message} to wrap; remove one of the two")
     import gymnasium.wrappers
 
     names = [name for name in gymnasium.wrappers.__all__ if name not in _NOT_AS_WRAPPERS]
@@ -282,7 +280,7 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
     memories = [name for name in MEMORY_SWITCHES if getattr(model, name)]
     found, _ = find_callable(("model",), model.use, "network")
     if memories and found is not None and _positional_of_model(found) > 1:
-        message = f"{model.use} is an RLModule, to which no memory can be added; leave this out"
+        message = f"{model.use} is an RLModule, to which no memory can be added; remove this key"
         yield Finding(("model", memories[0]), message)
 
 
@@ -343,7 +341,7 @@ def _check_distribution(
     except ImportPathError:  # which has been found
         return
     if not getattr(algorithm, "samples_distribution", True):
-        message = f"{experiment.algorithm} has an action distribution of its own; leave it out"
+        message = f"{experiment.algorithm} has an action distribution of its own; remove this key"
         yield Finding(path, message)
     elif not hasattr(kind, "has_logp_gradient"):
         yield Finding(path, f"{choice} is not a subclass of rlrun.Distribution")
@@ -354,7 +352,7 @@ def _check_distribution(
         message = f"{choice} has no KL divergence; set this to 0"
         yield Finding((*address, "training", "kl_coeff"), message)
     elif kind.bounded and not experiment.connectors.normalize_actions:
-        message = f"actions of {choice} are in [-1, 1] and must be stretched; leave this out"
+        message = f"actions of {choice} are in [-1, 1] and must be stretched; remove this key"
         yield Finding(("connectors", "normalize_actions"), message)
 
 

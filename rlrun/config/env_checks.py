@@ -44,11 +44,11 @@ _GIVEN = ("num_envs", "render_mode")  # What the runner adds where a creator ask
 _ENVPOOL_RENDERING = ("from_pixels", "render_width", "render_height", "render_camera_id")
 _NOT_FOR_ENVPOOL = {
     "num_envs": "set env_runners.num_envs_per_env_runner instead",
-    "batch_size": "all sub-environments of an env runner step together; leave it out",
-    "seed": "its seeds come from the experiment's `seed`; leave it out",
-    "env_seed": "its seeds come from the experiment's `seed`; leave it out",
-    "gym_reset_return_info": "infos are always there; leave it out",
-    "episodic_life": "each life would be reported as an episode of its own; leave it out",
+    "batch_size": "all sub-environments of an env runner step together; remove this key",
+    "seed": "its seeds come from the experiment's `seed`; remove this key",
+    "env_seed": "its seeds come from the experiment's `seed`; remove this key",
+    "gym_reset_return_info": "infos are always there; remove this key",
+    "episodic_life": "each life would be reported as an episode of its own; remove this key",
     "reward_clip": "the reported returns would be clipped too; set connectors.clip_rewards instead",
 }
 """Arguments of EnvPool that contradict other settings of the experiment."""
@@ -64,7 +64,7 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
         if mode == "vector_entry_point" and not (several or findings):
             yield from _check_vector_entry_point(env)
     elif several:
-        message = "EnvPool's environments have one agent; leave it out"
+        message = "EnvPool's environments have one agent; remove this key"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
     else:
         yield from check_envpool(env)
@@ -73,7 +73,7 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
     no_wait = settings.remote_env_batch_wait_ms is not None and not several
     if no_wait and settings.preprocessor_pref == "deepmind" and ATARI_ID.search(env.use):
         message = (
-            "Atari games step together, since a lost life does not end the episode; leave it out"
+            "Atari games step together, since a lost life does not end the episode; remove this key"
         )
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if env.use.startswith("pettingzoo/") and not several:
@@ -199,7 +199,7 @@ def _check_vector_entry_point(env: EnvSpec) -> Iterator[Finding]:
     except Exception:  # a registered name, or an import path
         found = None
     if found is None:
-        message = f"{env.use} comes with no vector environment; leave it out, or set it to sync"
+        message = f"{env.use} comes with no vector environment; remove this key, or set it to sync"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlrun.config.registry import suggestion
 
 OF_ALGORITHMS: Mapping[str, str] = {
-    **dict.fromkeys(("workers", "local_worker"), "its successor is env_runner_group"),
-    "evaluation_workers": "its successor is evaluator",
-    "get_policy": "its successor is acting_policy()",
+    **dict.fromkeys(("workers", "local_worker"), "use env_runner_group"),
+    "evaluation_workers": "use evaluator",
+    "get_policy": "use acting_policy()",
     "compute_actions": "write acting_policy(num_envs=...).compute_actions(observations)",
 }
 """Attributes of RLlib's algorithms."""

@@ -159,29 +159,29 @@ NO_EFFECT: dict[str, str] = {
         "env_runners.preprocessor_pref: deepmind gives 84 x 84 grey frames, 4 of them stacked",
     ),
 }
-"""Retired name -> why nothing takes its place; leaving it out changes nothing."""
+"""Retired name -> why it is not needed; removing it changes nothing."""
 
 _INTERNAL_PREFIXES = ("_enable_", "_disable_", "_fake_", "_tf_", "_use_")
 
 RULES: dict[str, str] = {
     "evaluation_config": "set evaluation.env, evaluation.env_runners and evaluation.explore",
     "evaluation_duration_unit": "evaluation.episodes counts episodes, evaluation.env_steps steps",
-    "rollouts": "its successor is the section `env_runners`",
+    "rollouts": "use the section `env_runners`",
     "resources": "resources stand in the sections `env_runners` and `learners`",
-    "reporting": "its successor is the section `report`",
-    "checkpointing": "its successor is the section `checkpoint`",
+    "reporting": "use the section `report`",
+    "checkpointing": "use the section `checkpoint`",
     "debugging": "`seed` stands at the top of the file",
     **dict.fromkeys(
         ("timesteps_total", "episode_reward_mean"), "it stands in `stop`, as a key of results"
     ),
     "render_env": "`rlrun rollout RUN --video DIR` records videos",
     **dict.fromkeys(
-        ("observation_space", "action_space"), "environments have their spaces; leave the key out"
+        ("observation_space", "action_space"), "environments have their spaces; remove this key"
     ),
     "action_mask_key": "the mask is the entry action_mask of a Dict observation",
     "observation_fn": "write it as an env_runners.env_to_module_connector",
     "custom_preprocessor": "write it as an env_runners.env_to_module_connector",
-    **dict.fromkeys(("model_config", "model_config_dict"), "its successor is the section `model`"),
+    **dict.fromkeys(("model_config", "model_config_dict"), "use the section `model`"),
     "rl_module_spec": "model.use names the class, whose arguments stand beside it",
     "load_state_path": "initial_weights names a run of rlrun; RLlib's checkpoints cannot be read",
     "custom_model_config": "arguments of the class that model.use names stand beside it",
@@ -189,32 +189,30 @@ RULES: dict[str, str] = {
     **dict.fromkeys(
         ("post_fcnet_hiddens", "post_fcnet_activation"), "append these layers to model.hidden"
     ),
-    "no_final_linear": "networks end in a linear layer; leave the key out",
+    "no_final_linear": "networks end in a linear layer; remove this key",
     "conv_activation": "convolutions have relu; a network of your own is named by model.use",
     "learner_class": "training.loss wraps an algorithm's loss, and a subclass replaces it",
     **dict.fromkeys(
         ("learner_connector", "before_learn_on_batch"),
         "training.learner_connectors names code that changes a train batch",
     ),
-    "torch_compile_learner": "its successor is learners.compile",
-    "td_error_loss_fn": "the loss of temporal-difference errors is Huber's; leave the key out",
-    "twin_q": "there are always two critics; leave the key out",
-    "decay": "its successor is training.rmsprop_decay",
-    "momentum": "RMSProp has no momentum here; leave the key out",
+    "torch_compile_learner": "use learners.compile",
+    "td_error_loss_fn": "the loss of temporal-difference errors is Huber's; remove this key",
+    "twin_q": "there are always two critics; remove this key",
+    "decay": "use training.rmsprop_decay",
+    "momentum": "RMSProp has no momentum here; remove this key",
     "evaluation_sample_timeout_s": "set evaluation.env_runners.sample_timeout_s",
     "custom_evaluation_function": "write it as a callback's on_evaluate_end",
     "env_config": "arguments stand beside the id - write `env: {use: ID, key: value}`",
     "num_gpus": "name the learner's device instead: learners.device",
     "max_episode_steps": "it is an argument of gymnasium - `env: {use: ID, max_episode_steps: N}`",
-    "lstm_use_prev_action_reward": (
-        "its successors are lstm_use_prev_action and lstm_use_prev_reward"
-    ),
+    "lstm_use_prev_action_reward": ("use lstm_use_prev_action and lstm_use_prev_reward"),
     "use_gae": "advantages are always estimated by GAE; lambda_: 1 is plain returns",
-    "use_critic": "the value function is always trained; leave the key out",
+    "use_critic": "the value function is always trained; remove this key",
     "use_kl_loss": "training.kl_coeff: 0 leaves the KL term out",
     "entropy_coeff_schedule": "entropy_coeff itself takes a schedule: [[env_steps, value], ...]",
     "config": "its keys stand at the top of the file, in their sections",
-    "vtrace": "IMPALA and APPO always correct with V-trace; leave the key out",
+    "vtrace": "IMPALA and APPO always correct with V-trace; remove this key",
     "optimization": "set training.lr, training.critic_lr and training.alpha_lr",
     "q_model_config": "critics and policy have the layers of `model`",
     "policy_model_config": "critics and policy have the layers of `model`",
@@ -223,13 +221,13 @@ RULES: dict[str, str] = {
         "DQN and SAC take the section `exploration`, for example exploration.type: SoftQ; others "
         "explore by their policy's distribution"
     ),
-    "multiagent": "its successor is the section `multi_agent`",
-    "policy_mapping_fn": "its successor is multi_agent.agents",
-    "minibatch_buffer_size": "its successor in APPO is training.circular_buffer_num_batches",
+    "multiagent": "use the section `multi_agent`",
+    "policy_mapping_fn": "use multi_agent.agents",
+    "minibatch_buffer_size": "use training.circular_buffer_num_batches with APPO",
     "replay_ratio": "batches are not replayed; APPO's circular_buffer_* reuses them",
     "replay_proportion": "batches are not replayed; APPO's circular_buffer_* reuses them",
-    "num_samples": "its successor is sweep.trials; sweep.seeds repeats each point",
-    "grid_search": "its successor is sweep.space: {training.lr: {grid: [...]}}",
+    "num_samples": "use sweep.trials; sweep.seeds repeats each point",
+    "grid_search": "use sweep.space: {training.lr: {grid: [...]}}",
     **dict.fromkeys(
         ("input", "input_config", "input_evaluation", "off_policy_estimation_methods"),
         "rlrun learns from environments, not from recorded data; an environment that lives "
@@ -388,8 +386,8 @@ STOP_KEYS: dict[str, str] = {
 
 
 CALLBACKS: dict[str, str] = {
-    "on_trainer_init": "its successor is on_algorithm_init",
-    "on_workers_recreated": "its successor is on_env_runners_recreated",
+    "on_trainer_init": "use on_algorithm_init",
+    "on_workers_recreated": "use on_env_runners_recreated",
 }
 """Methods of RLlib's callbacks that are not called here, and what to do instead."""
 
@@ -403,11 +401,11 @@ VALUES: dict[tuple[str, str], str] = {
 def advice(name: str) -> str | None:
     """The message about a name of another library; None if it is no such name."""
     if name in SUCCESSORS:
-        return f"retired; its successor is {SUCCESSORS[name]}"
+        return f"retired; use {SUCCESSORS[name]}"
     if name in RULES:
         return f"retired; {RULES[name]}"
     if (reason := without_effect(name)) is not None:
-        return f"retired; {reason}; leave the key out"
+        return f"retired; {reason}; remove this key"
     return OTHER_LIBRARIES.get(name)
 
 

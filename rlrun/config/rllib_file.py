@@ -328,7 +328,9 @@ class _Translator(RLlibSettings):
         """Vary the setting that the values of a grid change."""
         if path == ("config", "seed"):
             if "seeds" in self.sweep:
-                self.refuse(node, "config.seed", "num_samples repeats each seed; leave one out")
+                self.refuse(
+                    node, "config.seed", "it contradicts num_samples; remove one of the two"
+                )
             self.sweep["seeds"] = node
             return
         for variant in variants:

@@ -319,15 +319,15 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "model.post_fcnet_hiddens": (([],), "append these layers to fcnet_hiddens"),
     "model.lstm_use_prev_action_reward": (
         (False,),
-        "its successors are lstm_use_prev_action and lstm_use_prev_reward",
+        "use lstm_use_prev_action and lstm_use_prev_reward",
     ),
     "replay_buffer_config.storage_unit": (
         ("timesteps", "sequences"),
         "transitions are stored, or sequences with a memory",
     ),
     "td_error_loss_fn": (("huber",), "the loss of temporal-difference errors is Huber's"),
-    "callbacks": ((None, {}), "its successor is `callbacks` of rlrun's form: a list of classes"),
-    "before_learn_on_batch": ((None,), "its successor is training.learner_connectors"),
+    "callbacks": ((None, {}), "use `callbacks` of rlrun's form: a list of classes"),
+    "before_learn_on_batch": ((None,), "use training.learner_connectors"),
 }
 """Key, or ALGORITHM.KEY -> the values that need nothing here, and why others are refused."""
 

@@ -120,11 +120,13 @@ REFUSED: dict[str, str] = {
     "vec_env_wrapper": "vectors of environments have no wrappers; env_runners.env_wrappers "
     "are around each environment",
     "callback": "callbacks are written as classes of rlrun: see the section callbacks",
-    "noise_type": "actions of SAC are drawn from its policy; leave it out, with noise_std",
-    "noise_std": "actions of SAC are drawn from its policy; leave it out, with noise_type",
+    **dict.fromkeys(
+        ("noise_type", "noise_std"),
+        "SAC draws actions from its policy; remove noise_type and noise_std",
+    ),
     **dict.fromkeys(
         ("replay_buffer_class", "replay_buffer_kwargs"),
-        "hindsight experience replay is not here; leave it out",
+        "rlrun has no hindsight experience replay; remove this key",
     ),
     **dict.fromkeys(
         ("features_extractor_class", "features_extractor_kwargs"),
@@ -134,8 +136,8 @@ REFUSED: dict[str, str] = {
 """Settings that are not translated, and what to do."""
 
 _ONLY: dict[str, tuple[Any, str]] = {
-    "use_sde": (False, "state-dependent exploration is not here; leave it out, with log_std_init, "
-                "for a normal distribution"),
+    "use_sde": (False, "rlrun has no state-dependent exploration; remove use_sde and "
+                "log_std_init"),
     "n_critics": (2, "there are two critics"),
     "optimizer_class": ("RMSpropTFLike", "training.optimizer is adam or rmsprop"),
 }  # fmt: skip
@@ -414,7 +416,7 @@ def _ppo(old: _ZooSettings) -> None:
 def _a2c(old: _ZooSettings) -> None:
     old.on_policy()
     if old.value("normalize_advantage"):
-        message = "A2C's advantages are not normalised here; leave it out"
+        message = "A2C's advantages are not normalised here; remove this key"
         old.refuse(old.values["normalize_advantage"], "normalize_advantage", message)
     if "optimizer_class" in old.values:  # RMSpropTFLike, whose epsilon is under the root too
         old.take("training.adam_epsilon")

@@ -275,7 +275,7 @@ class ModuleToEnv(Connector):
         space = env.single_action_space
         if default is None and isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
             raise ConnectorError(
-                f"actions of {space} are arrays until the default connectors nest them; leave out "
+                f"actions of {space} are arrays until the default connectors nest them; remove "
                 "env_runners.add_default_connectors_to_module_to_env_pipeline"
             )
         for named in reversed(connectors):

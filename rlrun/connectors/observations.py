@@ -296,7 +296,7 @@ def _as_float32(space: gym.spaces.Box) -> gym.spaces.Box:
 
 
 def _cannot_filter(space: gym.Space[Any], *, raw: bool) -> ConfigError:
-    advice = "env_runners.preprocessor_pref: rllib would flatten them" if raw else "leave it out"
+    advice = "env_runners.preprocessor_pref: rllib would flatten them" if raw else "remove this key"
     message = f"MeanStdFilter needs observations of floats in a Box, not {space}; {advice}"
     return misfit("env_runners.observation_filter", message)
 

@@ -80,5 +80,5 @@ def seeded_module(
     has_images = any(isinstance(part, ConvEncoder) for part in module.modules())
     for key in () if has_images else ("conv_dtype", "conv_head"):
         if getattr(model, key) != ModelConfig.model_fields[key].default:
-            raise conv_error("no image reaches a convolution here; leave it out", key)
+            raise conv_error("no image reaches a convolution here; remove this key", key)
     return module

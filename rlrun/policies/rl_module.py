@@ -365,7 +365,7 @@ def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
     """The space; raises ConfigError if the default networks cannot take its observations."""
     if not isinstance(space, gym.spaces.Box):
         message = "the default networks need observations in a Box, or a Dict or Tuple, not in a"
-        message += f" {type(space).__name__}; leave it out, or name a module with model.use"
+        message += f" {type(space).__name__}; remove this key, or name a module with model.use"
         raise misfit("env_runners.preprocessor_pref", message)
     return space
 

@@ -84,7 +84,7 @@ class EnvRunner(OldNames):
         ConfigError: its agents do not fit the policies.
     """
 
-    old_names = MappingProxyType({"policy_map": "its successor is `policies`"})
+    old_names = MappingProxyType({"policy_map": "use `policies`"})
 
     def __init__(
         self,

@@ -310,7 +310,7 @@ class OfRLlib(Callbacks):
     [
         ("OfRLlib", "on_episode_step is called with other arguments: self, env_runner, episode"),
         ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
-        ("Old", "never called; its successor is on_algorithm_init"),
+        ("Old", "never called; use on_algorithm_init"),
     ],
 )
 def test_a_method_that_cannot_be_called_or_never_is_is_refused(name, message):

@@ -26,7 +26,7 @@ def make_networks(**options):
 
 def test_distributions_of_values_are_not_rescaled():
     config = DQNConfig().environment("CartPole-v1").training(num_atoms=2, value_rescaling=True)
-    with pytest.raises(ConfigError, match=r"training\.value_rescaling.*leave it out"):
+    with pytest.raises(ConfigError, match=r"training\.value_rescaling.*remove this key"):
         config.experiment()
 
 

@@ -260,7 +260,7 @@ def test_policies_that_cannot_play_in_evaluation_are_refused(agents: Any, says: 
 
 
 def test_a_single_agent_has_no_others_in_evaluation() -> None:
-    with pytest.raises(ConfigError, match="agents: the environment has one agent"):
+    with pytest.raises(ConfigError, match="agents: there is only one agent"):
         config(agents={"a": "b"}).build()
 
 

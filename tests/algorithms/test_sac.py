@@ -172,7 +172,7 @@ def test_what_cannot_be_squashed_is_refused(built):
         build_sac_policy(OBS_SPACE, gym.spaces.Box(-np.inf, np.inf, (1,)), MODEL)
     with pytest.raises(ConfigError, match="SAC replays single transitions"):
         SACConfig().environment("Pendulum-v1").model(use_lstm=True).experiment()
-    with pytest.raises(ConfigError, match=r"burn_in: there is no memory [\w ]+; leave it out$"):
+    with pytest.raises(ConfigError, match=r"burn_in: there is no memory [\w ]+; remove this key$"):
         SACConfig().environment("Pendulum-v1").replay(burn_in=3).experiment()
 
 

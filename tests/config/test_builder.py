@@ -151,7 +151,7 @@ def test_code_of_another_program_is_named_and_arguments_are_left_alone(write):
     ("call", "error", "message"),
     [
         (lambda: FakeConfig().framework("torch"), AttributeError, "PyTorch only"),
-        (lambda: FakeConfig().rollouts(), AttributeError, r"its successor is env_runners\(\)"),
+        (lambda: FakeConfig().rollouts(), AttributeError, r"use env_runners\(\)"),
         (lambda: FakeConfig().enviroment("x"), AttributeError, "did you mean environment"),
         (lambda: FakeConfig().resources(num_gpus=1), ConfigError, "learners.device"),
         (lambda: PPO(env="X", config={}), TypeError, r"write PPOConfig\(config, env=env\).build"),
@@ -167,7 +167,7 @@ def test_old_names_are_answered_with_what_to_write_now(call, error, message):
     ("method", "settings", "message"),
     [
         ("env_runners", {"num_env_runner": 1}, "did you mean num_env_runners?"),
-        ("env_runners", {"num_rollout_workers": 1}, "its successor is env_runners.num_env_runners"),
+        ("env_runners", {"num_rollout_workers": 1}, "use env_runners.num_env_runners"),
         ("training", {"hidden": [1]}, "it belongs to model"),
         ("training", {"num_epoch": 1}, "did you mean num_epochs?"),
     ],

@@ -37,29 +37,29 @@ def test_result_keys_that_there_are_or_may_be(known, text):
     ("text", "line"),
     [
         ("stop: {episode_return: 3}", "3:8: stop.episode_return: no result has the key episode_return - did you mean episode_return_m"),
-        ("rollouts: {num_rollout_workers: 2}", "3:1: rollouts: retired; its successor is the section `env_runners`"),
+        ("rollouts: {num_rollout_workers: 2}", "3:1: rollouts: retired; use the section `env_runners`"),
         ("model: {custom_model_config: {a: 1}}", "3:9: model.custom_model_config: retired; arguments of the class that model.use names stand beside it"),
         ("stop: {zzz: 3}", "3:8: stop.zzz: no result has the key zzz; choose from training_iteration, env_steps"),
-        ("env_runners: {horizon_terminates: true}", "3:15: env_runners.horizon_terminates: there is no horizon; set env_runners.horizon, or leave this out"),
-        ("env_runners: {horizon: 9, horizon_terminates: true, no_done_at_end: true}", "3:27: env_runners.horizon_terminates: no_done_at_end says that nothing ends at the horizon; leave one out"),
+        ("env_runners: {horizon_terminates: true}", "3:15: env_runners.horizon_terminates: there is no horizon; set env_runners.horizon, or remove this key"),
+        ("env_runners: {horizon: 9, horizon_terminates: true, no_done_at_end: true}", "3:27: env_runners.horizon_terminates: it contradicts env_runners.no_done_at_end; remove one of the two"),
         ("model: {activation: swish}", '3:9: model.activation: expected "tanh", "relu", "elu", "silu", "gelu" or "linear", got the text \'swish\'; silu is its other name'),
-        ("stop: {timesteps_total: 3}", "3:8: stop.timesteps_total: retired result key timesteps_total; its successor is env_steps"),
+        ("stop: {timesteps_total: 3}", "3:8: stop.timesteps_total: retired result key timesteps_total; use env_steps"),
         ("stop: {evaluation/x: 3}", "3:8: stop.evaluation/x: evaluation/x never appears: evaluation.interval is null; evaluation.interval: 10 works"),
         ("checkpoint: {metric: evaluation/x}", "3:14: checkpoint.metric: evaluation/x never appears: evaluation.interval is null"),
         ("training: {train_batch_size: 2047}", "3:12: training.train_batch_size: not a multiple of 8"),
         ("model: {use_lstm: true, use_gru: true}", "3:25: model.use_gru: there can be only one memory after the encoder; set use_lstm to false"),
         ("model: {use_gru: true, share_layers: false}", "3:24: model.share_layers: policy and value function share their encoder"),
-        (f"model: {{use: '{MODULE}', use_lstm: true}}", f"3:54: model.use_lstm: {MODULE} is an RLModule, to which no memory can be added; leave this out"),
+        (f"model: {{use: '{MODULE}', use_lstm: true}}", f"3:54: model.use_lstm: {MODULE} is an RLModule, to which no memory can be added; remove this key"),
         ("fault_tolerance: {restart_failed_sub_environments: true}\nenv_runners: {gym_env_vectorize_mode: vector_entry_point}", "3:19: fault_tolerance.restart_failed_sub_environments: with env_runners.gym_env_vectorize_mode: vector_entry_point sub-environments are one object"),
         ("evaluation: {parallel_to_training: true}", "3:14: evaluation.parallel_to_training: one process cannot train and evaluate at once; set evaluation.num_env_runners to 1"),
         ("evaluation: {env_runners: {num_env_runners: 2}}", "3:28: evaluation.env_runners.num_env_runners: set evaluation.num_env_runners instead"),
-        ("evaluation: {env_runners: {observation_filter: NoFilter}}", "3:28: evaluation.env_runners.observation_filter: policies act as they were trained"),
+        ("evaluation: {env_runners: {observation_filter: NoFilter}}", "3:28: evaluation.env_runners.observation_filter: evaluation always uses the setting of training"),
         ("evaluation: {env_runners: {horizn: 2}}", "3:28: evaluation.env_runners.horizn: unknown key"),
         ("evaluation: {env_runners: {horizon: 0}}", "3:28: evaluation.env_runners.horizon: expected"),
         ("evaluation: {env: {lenth: 2}}", "3:20: evaluation.env.lenth: "),
         ("evaluation: {env: {use: CartPole-v7}}", "3:20: evaluation.env.use: "),
         ("env_runners: {remote_env_batch_wait_ms: 0}", "3:15: env_runners.remote_env_batch_wait_ms: it applies to Ray actors only; set env_runners.remote_worker_envs to true"),
-        ("env_runners: {remote_worker_envs: true, gym_env_vectorize_mode: envpool}", "3:41: env_runners.gym_env_vectorize_mode: with env_runners.remote_worker_envs each is a Ray actor"),
+        ("env_runners: {remote_worker_envs: true, gym_env_vectorize_mode: envpool}", "3:41: env_runners.gym_env_vectorize_mode: env_runners.remote_worker_envs makes each one a Ray actor"),
         ("env_runners: {num_gpus_per_env_runner: 0.5}", "3:15: env_runners.num_gpus_per_env_runner: there is no remote env runner; set num_env_runners"),
         ("evaluation: {env_runners: {num_gpus_per_env_runner: 1}}", "3:28: evaluation.env_runners.num_gpus_per_env_runner: no remote env runner evaluates; set evaluation.num_env_runners"),
         ("evaluation: {env_runners: {sample_async: true}}", "3:28: evaluation.env_runners.sample_async: set evaluation.parallel_to_training instead"),
@@ -69,7 +69,7 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("connectors: {clip_actions: true}\nenv_runners: {add_default_connectors_to_module_to_env_pipeline: false}", "3:14: connectors.clip_actions: clipping is a default connector, and these are switched off; env_runners.add_default_connectors_to_module_to_env_pipeline: true"),
         ("learners: {num_learners: 2}", "3:12: learners.num_learners: Known learns in one process; set it to 0"),
         ("learners: {num_gpus_per_learner: 1}", "3:12: learners.num_gpus_per_learner: there is no remote learner"),
-        ("replay: {capacity: 9}", "3:1: replay: Known does not use this section; leave it out"),
+        ("replay: {capacity: 9}", "3:1: replay: Known does not use this section; remove it"),
         (f"policy: {POLICY}", "3:1: policy: Known takes no custom policy; PG, for example, does"),
         ("multi_agent: {agents: {a: b}}", "3:1: multi_agent.policies: no policies; `policies: [a, b]` would name two"),
     ],
@@ -84,7 +84,7 @@ def test_what_only_networks_obey_is_refused_beside_a_policy_from_scratch(write):
     text = f"algorithm: PPO\nenv: CartPole-v1\npolicy: {POLICY}\n{wrong}"
     assert errors(write(text, minimal=False)) == [  # and nothing of minibatches, which it has not
         f"exp.yaml:4:1: model: {POLICY} is not a network of rlrun; write its arguments beside `use`",
-        f"exp.yaml:5:12: training.lr: {POLICY} learns by its own learn_on_batch(); leave it out",
+        f"exp.yaml:5:12: training.lr: {POLICY} learns by its own learn_on_batch(); remove this key",
     ]
 
 
@@ -93,7 +93,7 @@ def test_of_several_policies_that_are_all_from_scratch_too(write):
     env = "{use: MultiAgentCartPole, num_agents: 2}"
     text = f"algorithm: PPO\nenv: {env}\nmulti_agent: {{policies: {policies}}}\n"
     assert errors(write(text + "training: {gamma: 0.9, lr: 0.1}", minimal=False)) == [
-        f"exp.yaml:4:24: training.lr: {POLICY} learns by its own learn_on_batch(); leave it out",
+        f"exp.yaml:4:24: training.lr: {POLICY} learns by its own learn_on_batch(); remove this key",
     ]
 
 

@@ -140,7 +140,7 @@ def test_right_environments_of_envpool(use, kwargs):
             "of the same type as the default True",
         ),
         ("Pong-v5", {"reward_clip": True}, "env.kwargs.reward_clip", "connectors.clip_rewards"),
-        ("Pong-v5", {"episodic_life": True}, "env.kwargs.episodic_life", "leave it out"),
+        ("Pong-v5", {"episodic_life": True}, "env.kwargs.episodic_life", "remove this key"),
         ("CartPole-v1", {"seed": 1}, "env.kwargs.seed", "the experiment's `seed`"),
         ("CartPole-v1", {"num_envs": 8}, "env.kwargs.num_envs", "num_envs_per_env_runner"),
         ("CartPole-v1", {"from_pixels": True}, "env", "only supported for MuJoCo"),

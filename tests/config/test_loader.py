@@ -44,14 +44,13 @@ report: {sinks: [consol]}
         "exp.yaml:3:1: sead: unknown top-level key - did you mean seed?",
         "exp.yaml:4:1: lr: unknown key in the top of the file; it belongs to training - did you mean "
         "training.lr?",
-        "exp.yaml:5:8: stop.episode_reward_mean: retired result key episode_reward_mean; its "
-        "successor is episode_return_mean",
+        "exp.yaml:5:8: stop.episode_reward_mean: retired result key episode_reward_mean; use "
+        "episode_return_mean",
         "exp.yaml:5:34: stop.env_steps: expected a number, got the text '300' - did you mean 300, "
         "without quotes?",
         "exp.yaml:7:3: env_runners.num_env_runnrs: unknown key in section env_runners - did you mean "
         "num_env_runners?",
-        "exp.yaml:8:3: env_runners.num_rollout_workers: retired; its successor is "
-        "env_runners.num_env_runners",
+        "exp.yaml:8:3: env_runners.num_rollout_workers: retired; use env_runners.num_env_runners",
         "exp.yaml:9:3: env_runners.num_envs_per_env_runner: expected a whole number of at least 1, "
         "got true",
         "exp.yaml:10:3: env_runners.rollout_fragment_length: expected a whole number of at least 1 or "
@@ -326,7 +325,7 @@ class TestOverrides:
             ("training={lr: 1, lr: 2}", "lr: duplicate key"),
             ("seed.x=1", "seed: expected a whole number"),
             ("callbacks.3.every=1", "callbacks.3.every: '3' is not a position in a list of 1"),
-            ("env_runners.num_workers=2", "retired; its successor is env_runners.num_env_runners"),
+            ("env_runners.num_workers=2", "retired; use env_runners.num_env_runners"),
             ("use_gae=true", "use_gae: retired; advantages are always estimated by GAE"),
         ],
     )

@@ -130,7 +130,7 @@ multi_agent: {{policies: [agent_0, agent_1]}}
             "algorithm: PPO",
             "algorithm: PPO\nenv_runners: {gym_env_vectorize_mode: vector_entry_point}",
             "env_runners.gym_env_vectorize_mode",
-            'it makes environments for one agent; leave it out, or take "async" for slow ones',
+            'it needs an environment of one agent; remove this key, or set it to "async"',
         ),
     ],
 )
@@ -173,7 +173,12 @@ def test_each_policy_explores_by_its_own_settings(write):
 @pytest.mark.parametrize(
     ("wrong", "right", "key", "message"),
     [
-        ("lr: 1e-4", "noisy: true", "agent_1.exploration.epsilon", "noisy weights explore"),
+        (
+            "lr: 1e-4",
+            "noisy: true",
+            "agent_1.exploration.epsilon",
+            "the weights explore by training.noisy",
+        ),
         ("lr: 1e-4", "num_atoms: 5, v_min: 20", "agent_1.training.v_min", "below v_max 10"),
         ("epsilon: 0.1", "epsilom: 0.1", "agent_1.exploration.epsilom", "did you mean epsilon?"),
         ("exploration: {epsilon: 0.1}", "model: {use_attention: true}", "use_attention", "memory"),

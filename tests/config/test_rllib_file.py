@@ -334,7 +334,7 @@ def test_seeds_and_samples_exclude_each_other(write):
         minimal=False,
     )
     (found,) = errors(file)
-    assert found.endswith("config.seed: num_samples repeats each seed; leave one out")
+    assert found.endswith("config.seed: it contradicts num_samples; remove one of the two")
 
 
 def test_a_grid_that_changes_two_settings_is_refused(write):

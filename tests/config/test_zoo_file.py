@@ -118,7 +118,7 @@ def test_the_examples_are_all_there_is_to_check():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("use_sde: true", "CartPole-v1.use_sde: state-dependent exploration is not here"),
+        ("use_sde: true", "CartPole-v1.use_sde: rlrun has no state-dependent exploration"),
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
         ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a line to 0"),

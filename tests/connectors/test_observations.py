@@ -175,7 +175,7 @@ def test_what_cannot_be_done_is_named() -> None:
     for space in (NESTED, IMAGE):
         with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
             pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
-    with pytest.raises(ConfigError, match=r"observation_filter.*leave it out"):
+    with pytest.raises(ConfigError, match=r"observation_filter.*remove this key"):
         pipeline(gym.spaces.Dict(a=IMAGE), observation_filter="MeanStdFilter")
 
 
