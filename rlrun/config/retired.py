@@ -1,8 +1,8 @@
-"""Names of RLlib, Stable-Baselines3, CleanRL and Sample Factory, and what takes their place here.
+"""Names of RLlib, Stable-Baselines3, CleanRL and Sample Factory, and what to use instead.
 
-Owns: the answer to a key of another library. RLlib's names also translate its flat config dicts in
-the builder; the others are only answered, since most of them count something else. Must not know:
-the schema; a test holds that every successor exists in it.
+Owns: the advice for a key of another library. RLlib's names also translate its flat config dicts in
+the builder. The others only appear in messages, since most of them count something else. Must not
+know: the schema; a test holds that every new name exists in it.
 """
 
 from collections.abc import Mapping
@@ -82,15 +82,15 @@ SUCCESSORS: dict[str, str] = {
 """Retired name -> the address that takes the same value."""
 
 _TORCH_ONLY = "rlrun trains with PyTorch only"
-_ONE_PROCESS = "one process learns, in turns with sampling or from a bounded queue"
-_INTERNAL = "a switch of RLlib's own code"
+_ONE_PROCESS = "the learner has no loader threads, aggregators or replay actors"
+_INTERNAL = "it is internal to RLlib"
 
 NO_EFFECT: dict[str, str] = {
     "env_runner_health_probe_timeout_s": (
-        "an env runner that has not answered after env_runners.sample_timeout_s is replaced"
+        "env runners without an answer after env_runners.sample_timeout_s are replaced"
     ),
     "worker_health_probe_timeout_s": (
-        "an env runner that has not answered after env_runners.sample_timeout_s is replaced"
+        "env runners without an answer after env_runners.sample_timeout_s are replaced"
     ),
     "enable_connectors": "connectors are always in use",
     **dict.fromkeys(
@@ -146,9 +146,9 @@ NO_EFFECT: dict[str, str] = {
         ("policy_map_capacity", "policy_states_are_swappable", "policy_map_cache"),
         "all policies stay in memory",
     ),
-    "log_level": "the log of a run is complete",
+    "log_level": "log.txt in the run folder is always complete",
     "log_gradients": "grad_norm is always in the result",
-    "create_local_env_runner": "there is a local env runner where there are no remote ones",
+    "create_local_env_runner": "there is a local env runner if there are no remote ones",
     "monitor": "`rlrun rollout RUN --video DIR` records videos",
     "shuffle_sequences": "minibatches are always drawn at random",
     "shuffle_batch_per_epoch": "minibatches are always drawn at random",
@@ -156,7 +156,7 @@ NO_EFFECT: dict[str, str] = {
     "zero_init_states": "a replayed sequence starts with the state that acted there",
     **dict.fromkeys(
         ("dim", "grayscale", "zero_mean", "framestack"),
-        "env_runners.preprocessor_pref: deepmind gives 84 x 84 grey frames, 4 of them stacked",
+        "env_runners.preprocessor_pref: deepmind stacks four grey frames of 84 x 84",
     ),
 }
 """Retired name -> why it is not needed; removing it changes nothing."""
@@ -165,36 +165,37 @@ _INTERNAL_PREFIXES = ("_enable_", "_disable_", "_fake_", "_tf_", "_use_")
 
 RULES: dict[str, str] = {
     "evaluation_config": "set evaluation.env, evaluation.env_runners and evaluation.explore",
-    "evaluation_duration_unit": "evaluation.episodes counts episodes, evaluation.env_steps steps",
+    "evaluation_duration_unit": "set evaluation.episodes or evaluation.env_steps",
     "rollouts": "use the section `env_runners`",
-    "resources": "resources stand in the sections `env_runners` and `learners`",
+    "resources": "use the sections `env_runners` and `learners`",
     "reporting": "use the section `report`",
     "checkpointing": "use the section `checkpoint`",
-    "debugging": "`seed` stands at the top of the file",
+    "debugging": "use `seed` at the top of the file",
     **dict.fromkeys(
-        ("timesteps_total", "episode_reward_mean"), "it stands in `stop`, as a key of results"
+        ("timesteps_total", "episode_reward_mean"),
+        "write stop: {KEY: VALUE}, with a key of results",
     ),
     "render_env": "`rlrun rollout RUN --video DIR` records videos",
     **dict.fromkeys(
-        ("observation_space", "action_space"), "environments have their spaces; remove this key"
+        ("observation_space", "action_space"), "spaces come from the environment; remove this key"
     ),
-    "action_mask_key": "the mask is the entry action_mask of a Dict observation",
+    "action_mask_key": "name the mask action_mask, in a Dict observation",
     "observation_fn": "write it as an env_runners.env_to_module_connector",
     "custom_preprocessor": "write it as an env_runners.env_to_module_connector",
     **dict.fromkeys(("model_config", "model_config_dict"), "use the section `model`"),
-    "rl_module_spec": "model.use names the class, whose arguments stand beside it",
-    "load_state_path": "initial_weights names a run of rlrun; RLlib's checkpoints cannot be read",
-    "custom_model_config": "arguments of the class that model.use names stand beside it",
+    "rl_module_spec": "name the class in model.use, and write its arguments beside it",
+    "load_state_path": "initial_weights takes a run of rlrun; RLlib's checkpoints cannot be read",
+    "custom_model_config": "write arguments of the class beside model.use",
     "custom_action_dist": "name the distribution in model.distribution",
     **dict.fromkeys(
         ("post_fcnet_hiddens", "post_fcnet_activation"), "append these layers to model.hidden"
     ),
     "no_final_linear": "networks end in a linear layer; remove this key",
-    "conv_activation": "convolutions have relu; a network of your own is named by model.use",
-    "learner_class": "training.loss wraps an algorithm's loss, and a subclass replaces it",
+    "conv_activation": "convolutions have relu; for another network set model.use",
+    "learner_class": "wrap the loss with training.loss, or write a subclass of the algorithm",
     **dict.fromkeys(
         ("learner_connector", "before_learn_on_batch"),
-        "training.learner_connectors names code that changes a train batch",
+        "use training.learner_connectors to change train batches",
     ),
     "torch_compile_learner": "use learners.compile",
     "td_error_loss_fn": "the loss of temporal-difference errors is Huber's; remove this key",
@@ -203,23 +204,23 @@ RULES: dict[str, str] = {
     "momentum": "RMSProp has no momentum here; remove this key",
     "evaluation_sample_timeout_s": "set evaluation.env_runners.sample_timeout_s",
     "custom_evaluation_function": "write it as a callback's on_evaluate_end",
-    "env_config": "arguments stand beside the id - write `env: {use: ID, key: value}`",
-    "num_gpus": "name the learner's device instead: learners.device",
-    "max_episode_steps": "it is an argument of gymnasium - `env: {use: ID, max_episode_steps: N}`",
+    "env_config": "write arguments beside the id: `env: {use: ID, key: value}`",
+    "num_gpus": "use learners.device",
+    "max_episode_steps": "write `env: {use: ID, max_episode_steps: N}`",
     "lstm_use_prev_action_reward": ("use lstm_use_prev_action and lstm_use_prev_reward"),
-    "use_gae": "advantages are always estimated by GAE; lambda_: 1 is plain returns",
+    "use_gae": "advantages are always estimated by GAE; lambda_: 1 gives plain returns",
     "use_critic": "the value function is always trained; remove this key",
-    "use_kl_loss": "training.kl_coeff: 0 leaves the KL term out",
-    "entropy_coeff_schedule": "entropy_coeff itself takes a schedule: [[env_steps, value], ...]",
-    "config": "its keys stand at the top of the file, in their sections",
+    "use_kl_loss": "set training.kl_coeff to 0 for no KL term",
+    "entropy_coeff_schedule": "write entropy_coeff: [[env_steps, value], ...]",
+    "config": "write its keys at the top of the file, in their sections",
     "vtrace": "IMPALA and APPO always correct with V-trace; remove this key",
     "optimization": "set training.lr, training.critic_lr and training.alpha_lr",
-    "q_model_config": "critics and policy have the layers of `model`",
-    "policy_model_config": "critics and policy have the layers of `model`",
+    "q_model_config": "use the section `model`, for policy and critics",
+    "policy_model_config": "use the section `model`, for policy and critics",
     "replay_buffer_config": "set replay.capacity, replay.prioritized, replay.alpha and replay.beta",
     "exploration_config": (
-        "DQN and SAC take the section `exploration`, for example exploration.type: SoftQ; others "
-        "explore by their policy's distribution"
+        "use the section `exploration` with DQN and SAC; others explore by their policy's "
+        "distribution"
     ),
     "multiagent": "use the section `multi_agent`",
     "policy_mapping_fn": "use multi_agent.agents",
@@ -230,15 +231,15 @@ RULES: dict[str, str] = {
     "grid_search": "use sweep.space: {training.lr: {grid: [...]}}",
     **dict.fromkeys(
         ("input", "input_config", "input_evaluation", "off_policy_estimation_methods"),
-        "rlrun learns from environments, not from recorded data; an environment that lives "
-        "elsewhere is wrapped as a gymnasium one",
+        "rlrun learns from environments, not from recorded data; wrap an external environment as "
+        "a gymnasium one",
     ),
     **dict.fromkeys(
         ("output", "output_config", "output_max_file_size", "output_compress_columns"),
         "`rlrun rollout --save FILE` records transitions",
     ),
 }
-"""Retired name -> what to do instead, where no single key takes its place."""
+"""Retired name without a single successor -> what to do instead."""
 
 _A_SCHEDULE = "a schedule is [[env_steps, value], ...], not a function of the progress"
 _EPSILON = (
@@ -249,8 +250,8 @@ _INTENSITY = (
     "transitions replayed for each env step"
 )
 _NUM_ENVS = (
-    "write env_runners.num_envs_per_env_runner; remote env runners have this many each, "
-    'env_runners.gym_env_vectorize_mode: "async" gives each a process'
+    "write env_runners.num_envs_per_env_runner, which counts for each remote env runner; "
+    'env_runners.gym_env_vectorize_mode: "async" steps each in its own process'
 )
 _TARGET = "write training.target_network_update_freq; it counts env steps, in SAC too"
 
@@ -263,52 +264,52 @@ OTHER_LIBRARIES: dict[str, str] = {
     **dict.fromkeys(("n_envs", "num_envs"), _NUM_ENVS),
     **dict.fromkeys(
         ("total_timesteps", "n_timesteps"),
-        "write stop.env_steps; it is compared after each whole iteration",
+        "write stop.env_steps; a run stops after the iteration that reaches it",
     ),
     "learning_rate": f"write training.lr; {_A_SCHEDULE}",
     "anneal_lr": "write training.lr: [[0, learning_rate], [total_timesteps, 0]]",
     "policy_lr": "write training.lr",
     "q_lr": "write training.critic_lr",
     "net_arch": (
-        "write model.hidden; the value function has layers of the same widths, its own unless "
+        "write model.hidden; the value function has its own layers of the same widths unless "
         "model.share_layers is true"
     ),
-    "policy_kwargs": "write the section model: net_arch is model.hidden",
+    "policy_kwargs": "write the section model; net_arch becomes model.hidden",
     "batch_size": (
-        "write training.minibatch_size; training.train_batch_size is what an iteration collects, "
-        "on which A2C and PG make one step"
+        "write training.minibatch_size; A2C and PG make one step on the whole "
+        "training.train_batch_size"
     ),
     "num_minibatches": "write training.minibatch_size: num_steps * num_envs / num_minibatches",
     **dict.fromkeys(("n_epochs", "update_epochs"), "write training.num_epochs"),
     "gae_lambda": "write training.lambda_",
     "ent_coef": (
-        "write training.entropy_coeff; in SAC training.initial_alpha, which training.alpha_lr: 0 "
-        "holds there"
+        "write training.entropy_coeff; in SAC training.initial_alpha, and training.alpha_lr: 0 to "
+        "keep it constant"
     ),
     "vf_coef": (
-        "write training.vf_loss_coeff; the value loss is halved as in CleanRL: twice the vf_coef "
-        "of Stable-Baselines3"
+        "write training.vf_loss_coeff; the value loss is halved as in CleanRL, so write twice the "
+        "vf_coef of Stable-Baselines3"
     ),
     "max_grad_norm": "write training.grad_clip",
     **dict.fromkeys(("clip_range", "clip_coef"), f"write training.clip_param; {_A_SCHEDULE}"),
     "clip_range_vf": "write training.vf_clip_param",
-    "clip_vloss": "write training.vf_clip_param; it is the bound: clip_coef, or null for false",
+    "clip_vloss": "write training.vf_clip_param: clip_coef, or null for false",
     **dict.fromkeys(
         ("normalize_advantage", "norm_adv"),
         'write training.normalize_advantages: "minibatch", or null for false',
     ),
     "target_kl": (
-        "write training.target_kl, which PPO has; 1.5 times it ends an update, as in "
+        "write training.target_kl, for PPO; an update ends at 1.5 times its value, as in "
         "Stable-Baselines3, while CleanRL compares with target_kl after each pass"
     ),
     "buffer_size": "write replay.capacity",
     "learning_starts": (
-        "write training.num_steps_sampled_before_learning_starts; exploration.random_steps of the "
-        "same number makes the actions until then uniformly random"
+        "write training.num_steps_sampled_before_learning_starts; set exploration.random_steps to "
+        "the same number for uniformly random actions until then"
     ),
     **dict.fromkeys(("train_freq", "train_frequency", "gradient_steps"), _INTENSITY),
     **dict.fromkeys(("target_update_interval", "target_network_frequency"), _TARGET),
-    "tau": "write training.tau, which DQN and SAC have",
+    "tau": "write training.tau, for DQN and SAC",
     **dict.fromkeys(
         (
             *("exploration_fraction", "exploration_initial_eps", "exploration_final_eps"),
@@ -318,7 +319,7 @@ OTHER_LIBRARIES: dict[str, str] = {
     ),
     "exploration_loss_coeff": "write training.entropy_coeff",
     "value_loss_coeff": "write training.vf_loss_coeff; the value loss is halved here",
-    "kl_loss_coeff": "write training.kl_coeff, which PPO adapts so that kl_target is met",
+    "kl_loss_coeff": "write training.kl_coeff, which PPO adapts to meet kl_target",
     "ppo_clip_ratio": (
         "write training.clip_param; the ratio is clipped to 1 - clip_param and 1 + clip_param"
     ),
@@ -329,7 +330,7 @@ OTHER_LIBRARIES: dict[str, str] = {
     "recurrence": "write model.max_seq_len",
     "use_rnn": "write model.use_lstm or model.use_gru",
     "rnn_type": "write model.use_lstm or model.use_gru",
-    "rnn_size": "write model.lstm_cell_size, which a GRU has as well",
+    "rnn_size": "write model.lstm_cell_size, for a GRU, too",
     "encoder_mlp_layers": "write model.hidden",
     "nonlinearity": "write model.activation",
     "actor_critic_share_weights": "write model.share_layers",
@@ -340,7 +341,7 @@ OTHER_LIBRARIES: dict[str, str] = {
     ),
     "frame_stack": (
         "write env_runners.env_wrappers: [{use: FrameStackObservation, stack_size: 4}]; Atari's "
-        "frames are stacked without it"
+        "frames are stacked by default"
     ),
     "env_wrapper": "write env_runners.env_wrappers",
     "normalize_input": "write env_runners.observation_filter: MeanStdFilter",
@@ -354,8 +355,7 @@ OTHER_LIBRARIES: dict[str, str] = {
     "train_for_seconds": "write stop.time_s",
     "keep_checkpoints": "write checkpoint.keep",
 }
-"""Name of Stable-Baselines3, CleanRL or Sample Factory -> what to write, and what differs in
-meaning."""
+"""Name of Stable-Baselines3, CleanRL or Sample Factory -> what to write, and how it differs."""
 
 STOP_KEYS: dict[str, str] = {
     "timesteps_total": "env_steps",
@@ -389,17 +389,17 @@ CALLBACKS: dict[str, str] = {
     "on_trainer_init": "use on_algorithm_init",
     "on_workers_recreated": "use on_env_runners_recreated",
 }
-"""Methods of RLlib's callbacks that are not called here, and what to do instead."""
+"""Method of RLlib's callbacks that is never called -> what to do instead."""
 
 VALUES: dict[tuple[str, str], str] = {
-    ("target_entropy", "auto"): "null is what RLlib calls auto",
-    ("activation", "swish"): "silu is its other name",
+    ("target_entropy", "auto"): "use null for RLlib's auto",
+    ("activation", "swish"): "use silu, which is the same",
 }
 """(key, value) of RLlib -> what to write for the value."""
 
 
 def advice(name: str) -> str | None:
-    """The message about a name of another library; None if it is no such name."""
+    """The message about a name of another library, or None for other names."""
     if name in SUCCESSORS:
         return f"retired; use {SUCCESSORS[name]}"
     if name in RULES:
@@ -410,12 +410,12 @@ def advice(name: str) -> str | None:
 
 
 def without_effect(name: str) -> str | None:
-    """Why nothing takes the place of a retired name, or None where that is not so."""
+    """Why a retired name is not needed, or None for other names."""
     return _INTERNAL if name.startswith(_INTERNAL_PREFIXES) else NO_EFFECT.get(name)
 
 
 def address_of(key: str, known: Mapping[str, Any]) -> str | None:
-    """The address of a flat key of RLlib: its successor, or the field of exactly one section.
+    """The address of a flat key of RLlib: its new name, or the only field of this name.
 
     Args:
         known: section -> its schema.

@@ -1,10 +1,10 @@
-"""RLlib's experiment files, ``{name: {env, run, stop, config}}``, translated into rlrun's form.
+"""Translation of RLlib's experiment files, ``{name: {env, run, stop, config}}``, into rlrun's form.
 
-Owns: reading that form, and the arithmetic where a key has the same name and another meaning. Each
-key is translated, refused with a reason, or listed as without effect here; what a file leaves out
-gets RLlib's default, so that it means what it meant. Must not know: types and bounds of values,
-which are checked after the translation, at the lines of the old file. Names, defaults and reasons
-are data: rllib_tables.py and retired.py.
+Owns: reading RLlib's form. Each key is translated, refused with a reason, or listed as without
+effect. Settings that a file omits get RLlib's defaults, so that an experiment keeps its meaning.
+Must not know: types and bounds of values, which are checked after the translation and reported at
+the lines of the old file. Names, defaults and reasons are in rllib_tables.py and retired.py, the
+arithmetic for keys with the same name and another meaning is in rllib_rules.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from rlrun.config.yaml_tree import Node, from_plain
 
 _OF_THE_FORM = ("run", "config", "env", "stop")
 _GRID = "grid_search"
-_SAME_LAYERS = "policy and critics have the same layers here"
+_SAME_LAYERS = "policy and critics must have the same layers"
 
 
 def is_rllib(tree: Node) -> bool:
@@ -43,7 +43,7 @@ def is_rllib(tree: Node) -> bool:
 
 
 def translate(tree: Node, name: str | None = None) -> Translation:
-    """The experiment `name` of a file of several, or its only one, whose name `name` may replace.
+    """Translate the experiment `name`; a file's only experiment may have another name.
 
     Raises:
         ConfigError: with all problems.
@@ -51,7 +51,7 @@ def translate(tree: Node, name: str | None = None) -> Translation:
     name = chosen_entry(tree, name, "experiment")
     experiment = tree.value[name]
     if not isinstance(experiment.value, dict):
-        message = "expected an experiment of RLlib: keys and values with run, env and config"
+        message = "expected an experiment of RLlib with the keys run, env and config"
         raise ConfigError([Problem(experiment.origin, name, message)])
     grids = dict(_grids(experiment, ()))
     problems = [
@@ -73,7 +73,7 @@ def translate(tree: Node, name: str | None = None) -> Translation:
 
 
 def _grids(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
-    """Where values of a grid stand, and their list."""
+    """The path of each ``grid_search``, and its list of values."""
     if not isinstance(node.value, dict):
         return
     if path and list(node.value) == [_GRID]:
@@ -90,7 +90,7 @@ def _with(node: Node, path: Path, value: Node) -> Node:
 
 
 class _Translator(RLlibSettings):
-    """One experiment on its way.
+    """The translation of one experiment.
 
     Args:
         name: name of the experiment.
@@ -101,25 +101,27 @@ class _Translator(RLlibSettings):
         super().__init__(name)
         self.experiment = experiment
         self.sweep: dict[str, Node] = {}
-        self.networks: dict[str, list[tuple[str, Node]]] = {}  # what SAC's two have of their own
+        self.networks: dict[str, list[tuple[str, Node]]] = {}  # own settings of SAC's two
 
     def translate(self) -> None:
-        """Fill `values`; problems are collected."""
+        """Fill `values`, and collect problems."""
         known = {"env": self._env, "run": self._run, "stop": self._stop, "config": self._config}
         for key in ("run", *(key for key in self.experiment.value if key != "run")):
             node = self.experiment.value.get(key)
             if node is None:
-                self.refuse(self.experiment, "run", "missing; it names the algorithm: run: PPO")
+                self.refuse(self.experiment, "run", "missing; name the algorithm, as in run: PPO")
             elif key in known:
                 known[key](node)
             else:
                 self._beside_config(key, node)
         if "env" not in self.values and "env" not in self.experiment.value:
-            self.refuse(self.experiment, "env", "missing; it names the environment")
+            self.refuse(
+                self.experiment, "env", "missing; name the environment, as in env: CartPole-v1"
+            )
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """RLlib's defaults, then the rules of the algorithm."""
+        """Add RLlib's defaults, and apply the rules of the algorithm."""
         for name, value in tables.DEFAULTS[self.algorithm.kind].items():
             if name not in self.values:
                 self.values[name] = from_plain(value, RLLIB_DEFAULT)
@@ -139,7 +141,7 @@ class _Translator(RLlibSettings):
         if isinstance(run, str) and run in tables.ALGORITHMS:
             self.algorithm = tables.ALGORITHMS[run]
         elif isinstance(run, str) and run in tables.NOT_HERE:
-            self.refuse(node, "run", f"{run} is not here; {tables.NOT_HERE[run]}")
+            self.refuse(node, "run", f"rlrun has no {run}; {tables.NOT_HERE[run]}")
         else:
             named = str(node.plain())[:80]
             self.refuse(node, "run", no_such("algorithm", named, tables.ALGORITHMS))
@@ -152,7 +154,7 @@ class _Translator(RLlibSettings):
         self.values["stop"], self.sources["stop"] = Node(stop, node.origin), "stop"
 
     def _beside_config(self, key: str, node: Node) -> None:
-        """A key of Ray Tune."""
+        """Translate a key beside `config`, which is Ray Tune's."""
         reason = tables.WITHOUT_COUNTERPART.get(key)
         if key == "num_samples":
             if node.value != 1:
@@ -193,20 +195,20 @@ class _Translator(RLlibSettings):
         self._one_of_two_networks()
 
     def _one_of_two_networks(self) -> None:
-        """Of SAC's networks the one without settings of its own has RLlib's default."""
+        """Refuse settings of one network of SAC that differ from RLlib's default for the other."""
         for name, given in self.networks.items():
             default, (written, node) = tables.DEFAULTS["SAC"].get(name), given[0]
             is_only = len({key.split(".")[1] for key, _ in given}) == 1
             if is_only and node.plain() != default:
-                message = f"{_SAME_LAYERS}, and RLlib's other network has {default!r}: set both"
+                message = f"{_SAME_LAYERS}; set it for both, as RLlib's default is {default!r}"
                 self.refuse(node, written, message)
 
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
-        """One key of `config`; `name` has dots for mappings, in one spelling."""
+        """Translate one key of `config`; in `name` mappings have the spelling of `ADDRESSES`."""
         own = name.rpartition(".")[2]
         only = tables.ONLY.get(name)
         if name == "optimizer":
-            self.ignore(node, written, "Ray's actors of replay and learning are not part of rlrun")
+            self.ignore(node, written, "rlrun has no replay actors")
         elif address := tables.ADDRESSES.get(f"{self.algorithm.name}.{name}"):
             self._keep(address, node, written)
         elif only is not None:
@@ -223,7 +225,7 @@ class _Translator(RLlibSettings):
             self._keep(address, node, written)
         elif (reason := retired.without_effect(own)) is not None:
             self.ignore(node, written, reason)
-        elif not (name.startswith("model.") and node.value is None):  # null: no such thing
+        elif not (name.startswith("model.") and node.value is None):  # null is RLlib's "none"
             self.refuse(node, written, self._unknown(own, known))
 
     def _keep(self, name: str, node: Node, written: str) -> None:
@@ -231,7 +233,7 @@ class _Translator(RLlibSettings):
             return
         earlier = self.values.get(name)
         if earlier is not None and written.endswith((".lr", ".entropy_coeff")):
-            return  # its schedule goes first
+            return  # its schedule takes precedence
         if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
             self.refuse(node, written, _SAME_LAYERS)
         mapping = written.removeprefix("config.").rpartition(".")[0]
@@ -250,7 +252,7 @@ class _Translator(RLlibSettings):
     # Environment and agents
 
     def _agents(self) -> None:
-        """Arguments of the environments, and the policies of several agents."""
+        """Translate arguments of environments, and the policies of several agents."""
         name, policies = self.value("env"), self.values.pop("multiagent.policies", None)
         mapping = self.values.pop("multiagent.policy_mapping_fn", None)
         if (arguments := self._arguments("env_config", name)) and "env" in self.values:
@@ -269,8 +271,8 @@ class _Translator(RLlibSettings):
             for policy_id, spec in ids.items():
                 parts = spec if isinstance(spec, list) else [spec]
                 if any(parts):
-                    message = "policies with classes, spaces or settings of their own are written"
-                    message += " by hand, in multi_agent.policies"
+                    message = "a policy with its own class, spaces or settings is not translated;"
+                    message += " write it in multi_agent.policies"
                     self.refuse(policies.value[policy_id], f"{written}.{policy_id}", message)
             ids = list(ids)
         self.set("multi_agent.policies", ids, policies, "multiagent.policies")
@@ -282,19 +284,19 @@ class _Translator(RLlibSettings):
             agents = {f"agent_{str(name).removeprefix('p')}": name for name in ids}
             self.set("multi_agent.agents", agents, mapping, "multiagent.policy_mapping_fn")
         else:
-            message = "write a table or code of two arguments: multi_agent.agents"
+            message = "not translated; write multi_agent.agents, as a table or a function"
             self.refuse(mapping, "config.multiagent.policy_mapping_fn", message)
 
     def _env(self, node: Node) -> None:
         name = node.value
         if not isinstance(name, str):
-            message = "expected an environment's name; one that lives elsewhere is wrapped as a"
-            self.refuse(node, "env", f"{message} gymnasium environment")
+            message = "expected the name of an environment"
+            self.refuse(node, "env", f"{message}; wrap an external one as a gymnasium environment")
             return
         own = name.rpartition(".")[2]
         if name.startswith("ray."):
             if own not in tables.ENVS:
-                message = f"{own} does not come with rlrun; a class of your own can be named"
+                message = f"{own} does not come with rlrun; name a class of your own"
                 self.refuse(node, "env", f'{message}: "package.module:{own}"')
             name = tables.ENVS.get(own, own)
         elif "/" not in name and "-v" not in name and own != name:
@@ -302,7 +304,7 @@ class _Translator(RLlibSettings):
         self.set("env", tables.ENV_IDS.get(name, name), node, "env")
 
     def _arguments(self, name: str, env: Any) -> dict[str, Any]:
-        """Arguments of the environment, with the names that they have here."""
+        """The arguments of the environment under rlrun's names."""
         node = self.values.pop(name, None)
         given = {} if node is None else node.plain()
         if not isinstance(given, dict):
@@ -317,7 +319,7 @@ class _Translator(RLlibSettings):
             new = tables.ENV_ARGUMENTS.get(key, key)
             if new is None:
                 assert node is not None
-                self.ignore(node, f"config.{name}.{key}", f"{env} has no such thing")
+                self.ignore(node, f"config.{name}.{key}", f"{env} has no such argument")
             else:
                 renamed[new] = value
         return renamed
@@ -343,20 +345,20 @@ class _Translator(RLlibSettings):
             if any(variant.value(name) != self.value(name) for variant in variants)
         }
         if len(values) > 1:
-            message = f"the values change {' and '.join(values)} together; write one file for each"
+            message = f"the values change {' and '.join(values)} together; write a file for each"
             self.refuse(node, join(path), message)
         space = self.sweep.setdefault("space", Node({}, node.origin))
         for name, grid in values.items():
             space.value[name] = Node({"grid": from_plain(grid, node.origin)}, node.origin)
 
     def finished(self) -> Translation:
-        """The translation. Raises ConfigError with all problems."""
+        """The translation. Raises ConfigError if there were problems."""
         self._finish_sweep()
         run = self.experiment.value.get("run", self.experiment)
         return self.finish(self.experiment.origin, run.origin, self.algorithm.name)
 
     def _finish_sweep(self) -> None:
-        """Settings that vary, and seeds; `rlrun train` trains the first of both."""
+        """Add the section `sweep`; `rlrun train` takes the first seed and the first values."""
         space, seeds = self.sweep.get("space"), self.sweep.get("seeds")
         if space is not None and not space.value:
             del self.sweep["space"]
@@ -368,7 +370,7 @@ class _Translator(RLlibSettings):
 
 
 def _address(name: str, known: dict[str, Any]) -> str | None:
-    """The address of a key of `config`, as RLlib means it."""
+    """The address in rlrun of a key of `config`, or None."""
     mapping, _, key = name.rpartition(".")
     if name in tables.ADDRESSES:
         address: str | None = tables.ADDRESSES[name]

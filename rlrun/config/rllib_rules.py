@@ -1,6 +1,6 @@
-"""Keys of RLlib that have the same name and another meaning: the arithmetic of the translation.
+"""The arithmetic for keys of RLlib that have the same name and another meaning.
 
-Owns: the rules of each algorithm that turn the meaning of old settings into rlrun's. Must not know:
+Owns: the rules of each algorithm, which convert old settings to rlrun's meaning. Must not know:
 the form of the old file (rllib_file.py).
 """
 
@@ -17,12 +17,12 @@ from rlrun.config.yaml_tree import Node, from_plain
 
 LIBRARY = "RLlib"
 DEFAULT = "default of RLlib 2.4"
-"""Source of a value that the old file does not hold."""
+"""Source of a value that is not in the old file."""
 RLLIB_DEFAULT = Origin(DEFAULT)
 
 
 class RLlibSettings(OldSettings):
-    """The settings of one experiment of RLlib, by name as in `rllib_tables.DEFAULTS`.
+    """The settings of one experiment of RLlib, under the names of `rllib_tables.DEFAULTS`.
 
     Args:
         name: name of the experiment.
@@ -37,12 +37,12 @@ class RLlibSettings(OldSettings):
 
     @property
     def num_runners(self) -> int:
-        """Env runners that sample."""
+        """The number of env runners that sample."""
         return int(max(self.number("env_runners.num_env_runners", 0), 1))
 
     @property
     def num_envs(self) -> int:
-        """Sub-environments of an env runner."""
+        """The number of sub-environments of an env runner."""
         return int(self.number("env_runners.num_envs_per_env_runner", 1))
 
 
@@ -50,19 +50,20 @@ Rule = Callable[[RLlibSettings], None]
 
 _FRAGMENT, _BATCH = "env_runners.rollout_fragment_length", "training.train_batch_size"
 _ITERATION = "report.min_sample_timesteps_per_iteration"
+_IN_A_ROW = "all passes over a batch are made in a row"
 
 
 def for_all_learners(old: RLlibSettings) -> None:
-    """Multiply the sizes of batches by the number of learners: later releases give one's share."""
+    """Multiply batch sizes by the number of learners if they are given per learner."""
     learners = int(old.number("learners.num_learners", 0))
     if learners > 1 and old.sources.get(_BATCH, "").endswith("_per_learner"):
         for name in (_BATCH, "training.minibatch_size"):
             if (size := old.number(name)) is not None and old.is_given(name):
-                old.derive(name, int(size) * learners, name, f"of each of {learners} learners")
+                old.derive(name, int(size) * learners, name, f"for each of {learners} learners")
 
 
 def _whole_batch(old: RLlibSettings, unit: int) -> None:
-    """RLlib samples rounds until it has a batch; here a batch is a multiple of `unit` exactly."""
+    """Round the batch size up to a multiple of `unit`, as RLlib samples whole rounds."""
     wanted = old.number(_BATCH)
     if wanted is None or old.value("env_runners.batch_mode") == "complete_episodes":
         return
@@ -72,7 +73,7 @@ def _whole_batch(old: RLlibSettings, unit: int) -> None:
 
 
 def _rounds(old: RLlibSettings) -> None:
-    """A batch is whole rounds of all runners; with "auto" any multiple of the environments."""
+    """Make a batch whole rounds of all runners, with "auto" a multiple of the environments."""
     length, envs = old.number(_FRAGMENT), old.num_envs
     if length is None:
         _whole_batch(old, envs)
@@ -84,14 +85,14 @@ def _rounds(old: RLlibSettings) -> None:
 
 
 def _fragments(old: RLlibSettings) -> None:
-    """A batch is whole fragments of single runners."""
+    """Make a batch whole fragments of single runners."""
     length = old.number(_FRAGMENT)
     _whole_batch(old, old.num_envs * (1 if length is None else int(length)))
 
 
 def _sum_of_rows(old: RLlibSettings, num_rows: float) -> None:
-    """The loss is a sum over rows there and a mean here: gradients are `num_rows` times smaller."""
-    why = "as losses are sums over rows there and means here"
+    """Scale settings that compare with gradients, as RLlib sums losses over `num_rows` rows."""
+    why = "as RLlib sums losses over rows and rlrun averages"
     for name, power in (
         ("training.grad_clip", 1),
         ("training.adam_epsilon", 1),
@@ -120,12 +121,12 @@ def _ppo_losses(old: RLlibSettings) -> None:
     _kl_loss(old)
     old.values["training.normalize_advantages"] = from_plain("batch", RLLIB_DEFAULT)
     old.sources["training.normalize_advantages"] = "as RLlib always does"
-    clip, why = "training.vf_clip_param", "the squared error is clamped there"
+    clip, why = "training.vf_clip_param", "RLlib clamps the squared error"
     old.derive("training.vf_error_clip", old.value(clip), clip, why)
     old.take(clip)
     coefficient = old.number("training.vf_loss_coeff")
     if coefficient is not None:
-        why = "doubled, as the squared error is halved here"
+        why = "doubled, as rlrun halves the squared error"
         old.derive("training.vf_loss_coeff", 2 * coefficient, "training.vf_loss_coeff", why)
 
 
@@ -134,10 +135,10 @@ def _vtrace(old: RLlibSettings) -> None:
     if node is None:
         return
     if node.value is True or old.algorithm.name == "APPO":
-        corrected = "advantages are always V-trace's, which are GAE's for new samples"
+        corrected = "advantages are always V-trace's, which equal GAE's for new samples"
         old.ignore(node, "config.vtrace", corrected)
     else:
-        old.refuse(node, "config.vtrace", "IMPALA always corrects with V-trace; take A2C without")
+        old.refuse(node, "config.vtrace", "IMPALA always corrects with V-trace; use A2C without it")
 
 
 def _appo(old: RLlibSettings) -> None:
@@ -145,41 +146,42 @@ def _appo(old: RLlibSettings) -> None:
     passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
     buffer = old.values.pop("minibatch_buffer_size", None)
     in_turns = buffer is not None and passes > 1 and kept > 1
-    # There a target is older than so many env steps: num_sgd_iter minibatch_buffer_size.
+    # RLlib updates the target after more than num_sgd_iter * minibatch_buffer_size env steps.
     num_batches = int(passes * kept // old.number(_BATCH, 1)) + 1
     frequency = num_batches * int(passes if in_turns else 1)
     old.derive("training.target_network_update_freq", frequency, "training.num_epochs", "updates")
     if buffer is not None and in_turns:
-        why = "uses of each batch, in turns"
+        why = "uses of each batch"
         old.derive(
             "training.circular_buffer_iterations_per_batch", passes, "training.num_epochs", why
         )
         old.set("training.circular_buffer_num_batches", kept, buffer, "minibatch_buffer_size")
-        old.derive("training.num_epochs", 1, "training.num_epochs", "a pass at each use")
+        old.derive("training.num_epochs", 1, "training.num_epochs", "one pass per use")
     elif buffer is not None:
-        old.ignore(buffer, "config.minibatch_buffer_size", "each batch is learned from once")
+        old.ignore(buffer, "config.minibatch_buffer_size", _IN_A_ROW)
 
 
 def _impala(old: RLlibSettings) -> None:
     node = old.values.pop("minibatch_buffer_size", None)
     if node is not None:
-        reason = "passes over a batch come one after the other"
-        old.ignore(node, "config.minibatch_buffer_size", reason)
+        old.ignore(node, "config.minibatch_buffer_size", _IN_A_ROW)
 
 
 def _replay(old: RLlibSettings) -> None:
-    """DQN and SAC: `train_batch_size` is the replayed minibatch there."""
+    """Convert `train_batch_size`, which is the replayed minibatch in RLlib's DQN and SAC."""
     size = old.number(_BATCH, 1)
     length = old.number(_FRAGMENT)
     is_short = length is None and not old.value("model.use_lstm")
     if is_short:  # "auto", and the default
         length = int(old.number("training.n_step", 1))
-        old.derive(_FRAGMENT, length, "training.n_step", "the fragment, with auto")
+        old.derive(_FRAGMENT, length, "training.n_step", "the fragment length of auto")
     round_steps = int(length or 1) * old.num_envs * old.num_runners
     if old.value("training.training_intensity") is None:
-        why = f"minibatch {size:g} / {round_steps} env steps of a round"
+        why = f"minibatch {size:g} / {round_steps} env steps per round"
         old.derive("training.training_intensity", size / round_steps, _BATCH, why)
-    old.derive("training.minibatch_size", old.value(_BATCH), _BATCH, "the replayed minibatch there")
+    old.derive(
+        "training.minibatch_size", old.value(_BATCH), _BATCH, "the replayed minibatch in RLlib"
+    )
     old.derive(_BATCH, old.value(_ITERATION), _ITERATION, "the length of an iteration")
     del old.values[_ITERATION]
     _whole_batch(old, round_steps)
@@ -205,23 +207,23 @@ def _replay_buffer(old: RLlibSettings) -> None:
 
 
 def _sequences(old: RLlibSettings) -> None:
-    """R2D2's buffer counts sequences there."""
+    """Convert the capacity of R2D2's buffer, which RLlib counts in sequences."""
     if not old.value("model.use_lstm") or old.algorithm.kind != "R2D2":
         return
     length = old.number("model.max_seq_len", 20) + old.number("replay.burn_in", 0)
     if (capacity := old.number("replay.capacity")) is not None:
-        why = f"sequences of {length:g} there"
+        why = f"sequences of {length:g} in RLlib"
         old.derive("replay.capacity", int(capacity * length), "replay.capacity", why)
 
 
 def _q_network(old: RLlibSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         node = old.values.pop("training.hiddens")
-        old.ignore(node, "config.hiddens", "the streams after a memory are linear")
+        old.ignore(node, "config.hiddens", "the streams after a memory have no hidden layers")
 
 
 def _exploration(old: RLlibSettings) -> None:
-    """DQN's and SAC's ways to explore."""
+    """Convert the exploration of DQN and SAC."""
     kind = old.values.pop(f"{_EXPLORES}type", None)
     name = None if kind is None else str(kind.plain()).rpartition(".")[2]
     if name == "PerWorkerEpsilonGreedy":
@@ -230,7 +232,7 @@ def _exploration(old: RLlibSettings) -> None:
         old.set("exploration.runner_exponent", 7, kind, "PerWorkerEpsilonGreedy")
         for key in [key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")]:
             node = old.values.pop(f"{_EXPLORES}{key}")
-            reason = "each runner has an epsilon of its own, there as here"
+            reason = "PerWorkerEpsilonGreedy gives each runner a constant epsilon"
             old.ignore(node, f"config.{_EXPLORES}{key}", reason)
     elif name == "EpsilonGreedy":
         _epsilon(old)
@@ -250,7 +252,7 @@ _EXPLORES = "exploration_config."
 
 
 def _epsilon(old: RLlibSettings) -> None:
-    """A line from the first epsilon to the last."""
+    """Convert the first and the last epsilon to a schedule."""
     first, last, warmup, steps = (
         old.value(f"{_EXPLORES}{key}", default)
         for key, default in (
@@ -265,20 +267,20 @@ def _epsilon(old: RLlibSettings) -> None:
     if old.is_given("exploration.epsilon"):
         pass  # the schedule of later releases
     elif old.value("training.noisy") is True and last == 0:
-        old.derive("exploration.epsilon", 0.0, source, "noisy weights explore")
+        old.derive("exploration.epsilon", 0.0, source, "as training.noisy explores")
     else:
         points = [[0, first], [_sum(warmup, steps), last]]
         if warmup:
             points.insert(1, [warmup, first])
-        old.derive("exploration.epsilon", points, source, "a line between points")
+        old.derive("exploration.epsilon", points, source, "linear between points")
     for key in _EPSILON_KEYS:
         old.take(f"{_EXPLORES}{key}")
 
 
 def _parameter_noise(old: RLlibSettings, kind: Node, name: str) -> None:
-    """Noise in weights, beside epsilon-greedy actions that its size follows."""
+    """Convert noise in weights, and the epsilon-greedy exploration beside it."""
     if old.algorithm.name == "SAC":
-        message = f"RLlib's SAC does not take it; write exploration.type: {name} for rlrun's"
+        message = f"RLlib's SAC does not support it; rlrun's does, with exploration.type: {name}"
         old.refuse(kind, f"config.{_EXPLORES}type", message)
     beside = old.values.pop(f"{_EXPLORES}sub_exploration", None)
     given = None if beside is None else beside.value
@@ -306,7 +308,7 @@ def _is_greedy(value: Any) -> bool:
 
 
 def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
-    """Noise that is added to actions: how its scale falls, and its units."""
+    """Convert noise that is added to actions: the schedule of its scale, and its units."""
     first, last, steps, scale, sigma = (
         tables.NOISE_DEFAULTS[key]
         if f"{_EXPLORES}{key}" not in old.values
@@ -315,7 +317,7 @@ def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
     if name == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
-        # RLlib multiplies it by the whole range of an action, here half of that is 1.
+        # RLlib multiplies by the whole range of an action, which is 2 in rlrun.
         sigma = 2 * scale * sigma if isinstance(sigma, int | float) else sigma
         old.set("exploration.sigma", sigma, kind, "2 ou_base_scale ou_sigma")
     if "exploration.random_steps" not in old.values:
@@ -332,7 +334,7 @@ _EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmu
 
 
 def _sum(first: Any, second: Any) -> Any:
-    """The sum of two numbers; what is not a number is reported when the schedule is checked."""
+    """The sum of two numbers; anything else is reported when the schedule is checked."""
     numbers = all(isinstance(n, int | float) for n in (first, second))
     return first + second if numbers else second
 
@@ -340,13 +342,13 @@ def _sum(first: Any, second: Any) -> Any:
 def _sac(old: RLlibSettings) -> None:
     frequency = "training.target_network_update_freq"
     if old.value(frequency) == 0:
-        old.derive(frequency, 1, frequency, "in each update")
+        old.derive(frequency, 1, frequency, "after each update")
     if old.value("training.target_entropy") == "auto":
         old.take("training.target_entropy")
 
 
 def _stochastic(old: RLlibSettings) -> None:
-    """Policies that explore by their own distribution need no `exploration_config`."""
+    """Remove `exploration_config` of algorithms that explore by their policy's distribution."""
     for name in [name for name in old.values if name.startswith("exploration_config.")]:
         node, key = old.values.pop(name), f"config.{name}"
         if name == "exploration_config.type" and node.value != "StochasticSampling":
@@ -356,13 +358,13 @@ def _stochastic(old: RLlibSettings) -> None:
 
 
 def _horizon(old: RLlibSettings) -> None:
-    """There the horizon terminates, as a death does, unless told otherwise."""
+    """Make horizons terminate, as RLlib's do without `soft_horizon` and `no_done_at_end`."""
     free = old.value("env_runners.soft_horizon") or old.value("env_runners.no_done_at_end")
     if old.value("env_runners.horizon") is None:
         if old.value("env_runners.soft_horizon") is False:
             old.take("env_runners.soft_horizon")
     elif not free:
-        old.derive("env_runners.horizon_terminates", True, "env_runners.horizon", "an end there")
+        old.derive("env_runners.horizon_terminates", True, "env_runners.horizon", "as in RLlib")
 
 
 def _device(old: RLlibSettings) -> None:
@@ -402,7 +404,7 @@ def _evaluation(old: RLlibSettings) -> None:
         old.values["evaluation.env_runners"] = Node(settings, node.origin)
         old.sources["evaluation.env_runners"] = "evaluation_config"
     if interval and old.algorithm.name != "DQN" and "evaluation.explore" not in old.values:
-        explores = "env_runners.explore"  # which RLlib's evaluation has in common with training
+        explores = "env_runners.explore"  # In RLlib evaluation uses the setting of training.
         source = explores if explores in old.values else DEFAULT
         old.derive("evaluation.explore", old.value(explores, True), source)
 
@@ -411,7 +413,7 @@ _IN_EVAL = "evaluation.env_runners."
 
 
 def _conv(old: RLlibSettings) -> None:
-    """``[channels, [height, width], stride]`` there, ``[channels, kernel, stride]`` here."""
+    """Convert ``[channels, [height, width], stride]`` to ``[channels, kernel, stride]``."""
     layers = old.value("model.conv")
     if isinstance(layers, list):
         old.derive("model.conv", [_square(layer) for layer in layers], "model.conv")
@@ -434,7 +436,7 @@ RULES: dict[str, Sequence[Rule]] = {
     "DQN": (_sequences, _replay, _q_network, _exploration),
     "SAC": (_replay, _sac, _exploration),
 }
-"""Algorithm here -> its rules, in their order."""
+"""Algorithm of rlrun -> its rules, in order."""
 
 COMMON: Sequence[Rule] = (_horizon, _device, _activation, _memory, _evaluation, _conv)
 """Rules of all algorithms."""

@@ -1,8 +1,8 @@
-"""Meanings of the keys of RLlib's experiment files: tables for the translator (rllib_file.py).
+"""Tables for the translation of RLlib's experiment files (rllib_file.py).
 
 Owns: algorithms, defaults and environments of RLlib 2.4, the last release with all ten algorithms,
-and the addresses that its nested keys have here. Names that take the same value in any form of
-config stand in retired.py. Must not know: the schema; a test holds that every address exists in it.
+and the addresses of its nested keys in rlrun. Names that take the same value in any form of config
+are in retired.py. Must not know: the schema; a test holds that every address exists in it.
 """
 
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ class OldAlgorithm(NamedTuple):
     """An algorithm of RLlib."""
 
     name: str
-    """The algorithm here."""
+    """The algorithm in rlrun."""
     kind: str
-    """Key of `DEFAULTS`, whose values lie over the algorithm's of the same `name`."""
+    """Key of `DEFAULTS`."""
 
 
 ALGORITHMS: dict[str, OldAlgorithm] = {
@@ -35,23 +35,27 @@ ALGORITHMS: dict[str, OldAlgorithm] = {
 
 NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
-        ("DDPPO", "DD-PPO"), "write run: PPO; learners.num_learners shares each minibatch"
+        ("DDPPO", "DD-PPO"),
+        "write run: PPO, and set learners.num_learners, which share each minibatch",
     ),
     **dict.fromkeys(
-        ("BC", "MARWIL", "CQL", "CRR", "DT"), "rlrun learns from environments, not from data"
+        ("BC", "MARWIL", "CQL", "CRR", "DT"),
+        "rlrun learns from environments, not from recorded data",
     ),
-    **dict.fromkeys(("DDPG", "TD3", "APEX_DDPG", "TQC"), "SAC is for continuous actions here"),
-    **dict.fromkeys(("ES", "ARS"), "algorithms here follow gradients; PPO, for example"),
-    **dict.fromkeys(("QMIX", "MADDPG"), "the section multi_agent gives each agent a policy"),
+    **dict.fromkeys(("DDPG", "TD3", "APEX_DDPG", "TQC"), "use SAC for continuous actions"),
+    **dict.fromkeys(("ES", "ARS"), "use a gradient-based algorithm, such as PPO"),
+    **dict.fromkeys(
+        ("QMIX", "MADDPG"), "the section multi_agent can give each agent its own policy"
+    ),
     **dict.fromkeys(
         (
             *("MAML", "MBMPO", "Dreamer", "DreamerV3", "AlphaZero", "AlphaStar", "SlateQ"),
             *("BanditLinUCB", "BanditLinTS", "RandomAgent", "IQL"),
         ),
-        "`rlrun list algorithms` shows what is",
+        "`rlrun list algorithms` lists the algorithms",
     ),
 }
-"""Values of `run` that are not translated, and what is here instead."""
+"""Value of `run` that is not translated -> what to do instead."""
 
 _ON_POLICY: dict[str, Any] = {
     "model.hidden": [256, 256],
@@ -195,8 +199,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "replay.epsilon": 1e-6,
     },
 }
-"""RLlib's defaults that are other than rlrun's, under the names that `ADDRESSES` gives them; they
-mean what they mean there (rllib_file.py)."""
+"""RLlib's defaults that differ from rlrun's, with the names of `ADDRESSES` and RLlib's meaning."""
 
 ADDRESSES: dict[str, str] = {
     "Q_model.fcnet_hiddens": "model.hidden",
@@ -253,9 +256,9 @@ ADDRESSES: dict[str, str] = {
     "evaluation_config.num_envs_per_worker": "evaluation.num_envs",
     "evaluation_config.num_envs_per_env_runner": "evaluation.num_envs",
 }
-"""Key of RLlib's `config`, for one algorithm before it, -> the name in `DEFAULTS`; where meanings
-differ too, the rules of the algorithm go on from there. Other keys are found by retired.SUCCESSORS,
-or by their own name."""
+"""Key of RLlib's `config`, or ALGORITHM.KEY -> its name in `DEFAULTS`. If the meaning differs too,
+the rules of the algorithm (rllib_rules.py) convert the value. Other keys are found by
+retired.SUCCESSORS, or by their own name."""
 
 SPELLINGS: dict[str, str] = {
     "q_model_config": "Q_model",
@@ -264,16 +267,16 @@ SPELLINGS: dict[str, str] = {
     "multi_agent": "multiagent",
     "_model_config": "model",
 }
-"""Mapping of an older or newer release -> its name in `ADDRESSES`."""
+"""Name of a mapping in older or newer releases -> its name in `ADDRESSES`."""
 
 OF_ALL_NETWORKS = ("model", "_model_config")
-"""Mappings that are about all networks of an algorithm."""
+"""Mappings that apply to all networks of an algorithm."""
 
 MAPPINGS = (
     *("model", "Q_model", "policy_model", "optimization", "exploration_config"),
     *("replay_buffer_config", "multiagent", "evaluation_config"),
 )
-"""Keys of `config` that hold further keys."""
+"""Keys of `config` whose values are mappings."""
 
 KEPT = (
     *("use_kl_loss", "vtrace", "num_gpus", "env_config", "minibatch_buffer_size"),
@@ -287,10 +290,10 @@ KEPT = (
     "exploration_config.sub_exploration",
     *("multiagent.policies", "multiagent.policy_mapping_fn", "evaluation_config.env_config"),
 )
-"""Keys of `config` that rules of their own translate."""
+"""Keys of `config` that are translated by rules."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "use_gae": ((True,), "advantages are always estimated by GAE; lambda: 1 is plain returns"),
+    "use_gae": ((True,), "advantages are always estimated by GAE; lambda: 1 gives plain returns"),
     "use_critic": ((True,), "the value function is always trained"),
     "replay_proportion": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "replay_ratio": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
@@ -301,18 +304,18 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "_separate_vf_optimizer": ((False,), "one optimizer trains policy and value function"),
     "sample_async": (
         (True, False),
-        "IMPALA, APPO and A3C sample while they learn, others in turns",
+        "IMPALA, APPO and A3C sample while they learn, the others in turns",
     ),
     "custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.custom_model": ((None,), "write the network as an RLModule, and name it in model.use"),
     "model.conv_activation": (("relu",), "convolutions have relu"),
     "model.head_fcnet_activation": (("relu",), "layers of training.hiddens have relu"),
-    "model.head_fcnet_hiddens": (([],), "heads are a linear layer each, but DQN's"),
+    "model.head_fcnet_hiddens": (([],), "heads are linear layers, except DQN's"),
     "model.fcnet_use_layernorm": ((False,), "layers are not normalised"),
     "model.head_fcnet_use_layernorm": ((False,), "layers are not normalised"),
-    "model.fusionnet_hiddens": (([256, 256],), "nested observations become one vector"),
-    "model.fusionnet_activation": (("tanh",), "nested observations become one vector"),
-    "model.log_std_clip_param": ((20.0,), "standard deviations are bounded in another way"),
+    "model.fusionnet_hiddens": (([256, 256],), "nested observations are flattened"),
+    "model.fusionnet_activation": (("tanh",), "nested observations are flattened"),
+    "model.log_std_clip_param": ((20.0,), "rlrun bounds standard deviations in another way"),
     "model.custom_action_dist": ((None,), "name the distribution in model.distribution"),
     "model.custom_preprocessor": ((None,), "write it as an env_runners.env_to_module_connector"),
     "model.no_final_linear": ((False,), "networks end in a linear layer"),
@@ -323,13 +326,13 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "replay_buffer_config.storage_unit": (
         ("timesteps", "sequences"),
-        "transitions are stored, or sequences with a memory",
+        "transitions are stored, and with a memory sequences",
     ),
     "td_error_loss_fn": (("huber",), "the loss of temporal-difference errors is Huber's"),
-    "callbacks": ((None, {}), "use `callbacks` of rlrun's form: a list of classes"),
+    "callbacks": ((None, {}), "write `callbacks` in rlrun's form, a list of classes"),
     "before_learn_on_batch": ((None,), "use training.learner_connectors"),
 }
-"""Key, or ALGORITHM.KEY -> the values that need nothing here, and why others are refused."""
+"""Key -> the values that need no translation, and why others are refused."""
 
 EXPLORATIONS = (
     *("EpsilonGreedy", "PerWorkerEpsilonGreedy", "SoftQ", "Random", "StochasticSampling"),
@@ -344,7 +347,7 @@ NOISE_DEFAULTS: dict[str, Any] = {
     "ou_base_scale": 0.1,
     "ou_sigma": 0.2,
 }
-"""RLlib's defaults of noise that is added to actions, in the order in which they are read."""
+"""RLlib's defaults for noise that is added to actions, in the order that the rule reads them in."""
 
 ENVS: dict[str, str] = {
     "RepeatAfterMeEnv": "RepeatAfterMe",
@@ -354,10 +357,10 @@ ENVS: dict[str, str] = {
     "RockPaperScissors": "RockPaperScissors",
     "TransformedActionPendulum": "StretchedPendulum",
 }
-"""Class of RLlib's examples -> the environment that comes with rlrun."""
+"""Class of RLlib's examples -> rlrun's environment."""
 
 SEVERAL_AGENTS = ("MultiAgentCartPole", "CrashingCartPole", "RockPaperScissors")
-"""Of these, the environments with several agents."""
+"""The environments of `ENVS` with several agents."""
 
 ENV_ARGUMENTS: dict[str, str | None] = {
     "repeat_delay": "delay",
@@ -374,7 +377,7 @@ ENV_ARGUMENTS: dict[str, str | None] = {
         ),
     ),
 }
-"""Argument of those classes -> its name here; None has no counterpart."""
+"""Argument of these classes -> its name in rlrun; None has no counterpart."""
 
 ENV_IDS: dict[str, str] = {
     "Pendulum-v0": "Pendulum-v1",
@@ -391,18 +394,18 @@ ENV_IDS: dict[str, str] = {
         for version in (1, 2, 3)
     },
 }
-"""Id that gymnasium no longer has, or cannot make -> its present version."""
+"""Id that gymnasium no longer has, or cannot make -> the id to use."""
 
 WITHOUT_COUNTERPART: dict[str, str] = {
     "local_dir": "runs are written below runs/; --run-dir names another folder",
     "storage_path": "runs are written below runs/; --run-dir names another folder",
-    "max_failures": "`rlrun train --resume RUN` goes on with a run that failed",
-    "pass_criteria": "RLlib's own tests read it",
+    "max_failures": "`rlrun train --resume RUN` continues a run that failed",
+    "pass_criteria": "it is for RLlib's own tests",
     "trial_resources": "resources follow from env_runners and learners",
     "resources_per_trial": "resources follow from env_runners and learners",
     "upload_dir": "runs are written to this machine",
     "sync_config": "runs are written to this machine",
-    "resume": "`rlrun train --resume RUN` goes on with a run",
+    "resume": "`rlrun train --resume RUN` continues a run",
     "verbose": "the console shows each iteration; --quiet shows only the outcome",
 }
-"""Keys beside `config` that nothing here corresponds to."""
+"""Key beside `config` -> why it has no counterpart."""

@@ -38,11 +38,11 @@ def test_result_keys_that_there_are_or_may_be(known, text):
     [
         ("stop: {episode_return: 3}", "3:8: stop.episode_return: no result has the key episode_return - did you mean episode_return_m"),
         ("rollouts: {num_rollout_workers: 2}", "3:1: rollouts: retired; use the section `env_runners`"),
-        ("model: {custom_model_config: {a: 1}}", "3:9: model.custom_model_config: retired; arguments of the class that model.use names stand beside it"),
+        ("model: {custom_model_config: {a: 1}}", "3:9: model.custom_model_config: retired; write arguments of the class beside model.use"),
         ("stop: {zzz: 3}", "3:8: stop.zzz: no result has the key zzz; choose from training_iteration, env_steps"),
         ("env_runners: {horizon_terminates: true}", "3:15: env_runners.horizon_terminates: there is no horizon; set env_runners.horizon, or remove this key"),
         ("env_runners: {horizon: 9, horizon_terminates: true, no_done_at_end: true}", "3:27: env_runners.horizon_terminates: it contradicts env_runners.no_done_at_end; remove one of the two"),
-        ("model: {activation: swish}", '3:9: model.activation: expected "tanh", "relu", "elu", "silu", "gelu" or "linear", got the text \'swish\'; silu is its other name'),
+        ("model: {activation: swish}", '3:9: model.activation: expected "tanh", "relu", "elu", "silu", "gelu" or "linear", got the text \'swish\'; use silu, which is the same'),
         ("stop: {timesteps_total: 3}", "3:8: stop.timesteps_total: retired result key timesteps_total; use env_steps"),
         ("stop: {evaluation/x: 3}", "3:8: stop.evaluation/x: evaluation/x never appears: evaluation.interval is null; evaluation.interval: 10 works"),
         ("checkpoint: {metric: evaluation/x}", "3:14: checkpoint.metric: evaluation/x never appears: evaluation.interval is null"),

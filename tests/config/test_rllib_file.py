@@ -168,7 +168,7 @@ def test_settings_without_effect_are_listed_with_the_reason():
     )
     assert listed == [
         f"{FILE}:{line}:6: apex-cartpole.config.framework: rlrun trains with PyTorch only",
-        f"{FILE}:{line}:37: apex-cartpole.config.optimizer: Ray's actors of replay and learning are not part of rlrun",
+        f"{FILE}:{line}:37: apex-cartpole.config.optimizer: rlrun has no replay actors",
     ]
     (warning,) = loaded("apex-cartpole").warnings
     assert warning.message.endswith("without effect here: framework, optimizer")
@@ -199,14 +199,14 @@ def test_settings_of_the_command_line_lie_over_the_translation(write):
         ("input: /tmp/data", "config.input: only 'sampler' is translated: rlrun learns from environments, not from recorded data"),
         ("vf_clip: 3", "config.vf_clip: unknown key - did you mean vf_error_clip?"),
         ("_model_config: {fcnet_use_layernorm: true}", "config._model_config.fcnet_use_layernorm: only False is translated: layers are not normalised"),
-        ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 is plain returns"),
+        ("use_gae: false", "config.use_gae: only True is translated: advantages are always estimated by GAE; lambda: 1 gives plain returns"),
         ("minibatch_buffer_size: 3", "config.minibatch_buffer_size: PPO has no such key"),
         ("model: 3", "config.model: expected keys and values"),
         ("model: {custom_model: mine}", "config.model.custom_model: only None is translated: write the network as an RLModule, and name it in model.use"),
         ("exploration_config: {type: Curiosity}", "config.exploration_config.type: PPO explores by its policy's distribution"),
-        ("env: {a: 1}", "env: expected an environment's name; one that lives elsewhere is wrapped as a gymnasium environment"),
-        ("env: ray.rllib.examples.env.parametric_actions_cartpole.ParametricActionsCartPole", "env: ParametricActionsCartPole does not come with rlrun; a class of your own can be named: \"package.module:ParametricActionsCartPole\""),
-        ("multiagent: {policies: {a: [null, null, null, {lr: 1}]}}", "config.multiagent.policies.a: policies with classes, spaces or settings of their own are written by hand, in multi_agent.policies"),
+        ("env: {a: 1}", "env: expected the name of an environment; wrap an external one as a gymnasium environment"),
+        ("env: ray.rllib.examples.env.parametric_actions_cartpole.ParametricActionsCartPole", "env: ParametricActionsCartPole does not come with rlrun; name a class of your own: \"package.module:ParametricActionsCartPole\""),
+        ("multiagent: {policies: {a: [null, null, null, {lr: 1}]}}", "config.multiagent.policies.a: a policy with its own class, spaces or settings is not translated; write it in multi_agent.policies"),
         ("train_batch_size: {grid_search: 3}", "config.train_batch_size: expected a list of at least one value"),
     ],
 )  # fmt: skip
@@ -220,12 +220,12 @@ def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; it names the algorithm: run: PPO"),
-        ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; it names the environment"),
+        ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; name the algorithm, as in run: PPO"),
+        ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; name the environment, as in env: CartPole-v1"),
         ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP'; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
         ("old: {run: [PPO], env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm \"['PPO']\"; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
-        ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics have the same layers here, and RLlib's other network has [256, 256]: set both"),
-        ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: TD3 is not here; SAC is for continuous actions here"),
+        ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics must have the same layers; set it for both, as RLlib's default is [256, 256]"),
+        ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: rlrun has no TD3; use SAC for continuous actions"),
         ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
         ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg'; choose from run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
         ("old: {run: PG, env: CartPole-v1, config: {lr: x}}", "exp.yaml:1:43: training.lr: expected a number or schedule from 0 to 10, got the text 'x'"),
@@ -299,7 +299,7 @@ def test_an_epsilon_under_a_root_is_divided_by_the_square_of_the_rows(write):
     config = "opt_type: rmsprop, epsilon: 0.1, train_batch_size: 100"
     file = write(f"old: {{run: IMPALA, env: CartPole-v1, config: {{{config}}}}}", minimal=False)
     source = load(file).translation.sources["training.rmsprop_epsilon"]
-    assert source == "epsilon: / 100 squared, as losses are sums over rows there and means here"
+    assert source == "epsilon: / 100 squared, as RLlib sums losses over rows and rlrun averages"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_grid_that_changes_two_settings_is_refused(write):
         minimal=False,
     )
     (found,) = errors(file)
-    assert "training.grad_clip and training.adam_epsilon together; write one file for each" in found
+    assert "training.grad_clip and training.adam_epsilon together; write a file for each" in found
 
 
 @pytest.mark.parametrize("run", rllib_tables.ALGORITHMS)
