@@ -24,7 +24,7 @@ def import_file(
         ),
     ] = None,
 ) -> None:
-    """Translate a file of RLlib or rl-baselines3-zoo, and report settings without effect here.
+    """Translate a file of RLlib or rl-baselines3-zoo, and list settings without effect.
 
     rlrun import cartpole-ppo.yaml -o ppo.yaml
 
@@ -36,14 +36,16 @@ def import_file(
     """
     file, overrides = split_words(words)
     if file is None:
-        raise typer.BadParameter("name a FILE.yaml of RLlib, or a file of rl-baselines3-zoo")
+        raise typer.BadParameter("name a file of RLlib or rl-baselines3-zoo")
     from rlrun.config.loader import load_translations
     from rlrun.config.problems import InputError
 
     experiments = load_translations(file, overrides)
     if output is None and len(experiments) > 1:
         names = ", ".join(loaded.experiment.name for loaded in experiments)
-        raise InputError(f"{file} holds {names}; name a folder for them, -o DIR, or one: name=NAME")
+        raise InputError(
+            f"{file} has {names}; write all to a folder with -o DIR, or choose name=NAME"
+        )
     texts = {loaded.experiment.name: _text(file, loaded) for loaded in experiments}
     if output is None:
         typer.echo("".join(texts.values()), nl=False)
@@ -61,22 +63,20 @@ def _text(file: Path, loaded: "Loaded") -> str:
     assert translation is not None
     origin = f"{translation.name} of {file.name}, a file of {translation.library}"
     lines = [f"# {origin}, translated by `rlrun import`."]
-    lines += [
-        f"# No effect here: {found.key}: {found.message}" for found in translation.without_effect
-    ]
+    lines += [f"# No effect: {found.key}: {found.message}" for found in translation.without_effect]
     body = written_yaml(loaded.tree.plain(), translation.sources)
     return "\n".join(lines) + "\n" + body
 
 
 def _write(output: Path, texts: dict[str, str]) -> None:
-    """Write one file, or a folder of several; nothing where a file is there already."""
+    """Write one file, or several to a folder; raise InputError if a file exists already."""
     from rlrun.config.problems import InputError
 
     is_folder = len(texts) > 1 or output.is_dir()
     files = {output / f"{name}.yaml" if is_folder else output: text for name, text in texts.items()}
     for path in files:
         if path.exists():
-            raise InputError(f"{path} exists already; name another file, or remove it")
+            raise InputError(f"{path} exists already; remove it, or name another file")
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,17 +87,17 @@ def _write(output: Path, texts: dict[str, str]) -> None:
 
 
 def _report(loaded: "Loaded") -> None:
-    """Print the keys without effect, with reasons, and how many were translated or filled in."""
+    """Print keys without effect, with reasons, and the numbers of settings and defaults."""
     from rlrun.cli import errors
 
     translation = loaded.translation
     assert translation is not None
-    errors.report_problems(translation.without_effect, style="yellow", prefix="no effect here: ")
+    errors.report_problems(translation.without_effect, style="yellow", prefix="no effect: ")
     errors.report_problems(loaded.warnings[1:], style="yellow", prefix="warning: ")
     num_defaults = sum(source.startswith("default of ") for source in translation.sources.values())
     counts = (
         f"{len(translation.sources) - num_defaults} settings translated",
         f"{num_defaults} defaults of {translation.library} filled in",
-        f"{len(translation.without_effect)} without effect here",
+        f"{len(translation.without_effect)} without effect",
     )
     typer.echo(f"{translation.name}: {', '.join(counts)}", err=True)

@@ -120,7 +120,7 @@ def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = (
 
 
 def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequence[str]) -> Loaded:
-    """Another library's experiment, with one warning about the keys that have no effect here."""
+    """Another library's experiment, with one warning about keys without effect."""
     if is_rllib(tree):
         translation = translate(tree, name)
     else:
@@ -131,7 +131,7 @@ def _load_translated(tree: Node, stem: str, name: str | None, overrides: Sequenc
     loaded = load_tree(translation.tree, translation.name, rest)
     keys = ", ".join(found.key.rpartition(".")[2] for found in translation.without_effect)
     message = f"translated from {translation.library}'s form; `rlrun import` shows the result"
-    message += f"; without effect here: {keys}" if keys else ""
+    message += f"; without effect: {keys}" if keys else ""
     own = Problem(translation.tree.origin, "", message)
     return replace(loaded, warnings=(own, *loaded.warnings), translation=translation)
 

@@ -1,6 +1,6 @@
-"""Attributes of RLlib's classes that do not exist here, with errors that name the replacement.
+"""Errors for attributes of RLlib's classes that rlrun's lack; they name the replacement.
 
-Owns: the errors. Must not know: what the classes do.
+Must not know: what the classes do.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ OF_ALGORITHMS: Mapping[str, str] = {
     "get_policy": "use acting_policy()",
     "compute_actions": "write acting_policy(num_envs=...).compute_actions(observations)",
 }
-"""Attributes of RLlib's algorithms."""
+"""Attribute of RLlib's algorithms -> what to use instead."""
 
 
 class OldNames:
-    """Base of classes whose missing attributes may be names that RLlib has or had.
+    """Base of classes that replace RLlib's; a missing attribute raises an error with advice.
 
     Attributes:
         old_names: old name -> advice for the error message.
@@ -26,7 +26,7 @@ class OldNames:
 
     old_names: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # a type checker is to find the missing ones itself
+    if not TYPE_CHECKING:  # so that type checkers still report missing attributes
 
         def __getattr__(self, name: str) -> Any:
             advice = type(self).old_names.get(name)

@@ -1,7 +1,7 @@
-"""Translation of another library's file: old settings on their way to addresses of rlrun's.
+"""Translation of settings of another library to rlrun's; base of the importers.
 
-Owns: the values of one old experiment with the places of their keys, the keys that are refused and
-those without effect, and the tree in rlrun's form that follows. Must not know: any other library.
+Owns: the values of one old experiment with the places of their keys, the keys that are refused or
+have no effect, and the resulting tree in rlrun's form. Must not know: any other library.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from rlrun.config.yaml_tree import Node, from_plain
 
 @dataclass(frozen=True)
 class Translation:
-    """An experiment of an old file in rlrun's form."""
+    """An experiment of another library's file, in rlrun's form."""
 
     name: str
     tree: Node
-    """The new settings; each value has the place of the old key, or names the default it is."""
+    """The new settings; the origin of a value is the old key's place, or names the default."""
     sources: dict[str, str]
-    """Address -> the old key, and what was done to its value where it changed."""
+    """Address -> the old key, and how its value was converted."""
     without_effect: tuple[Problem, ...]
-    """Keys that nothing here corresponds to, each with the reason."""
+    """Keys without effect in rlrun, with reasons."""
     library: str
-    """Whose file it is."""
+    """Name of the other library."""
 
 
 def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
-    """The name of one entry of a file: the only one, or the one that the command line names.
+    """The name of a file's only entry, or `name`, which the command line gives.
 
     Args:
         noun: word for an entry, for messages.
@@ -43,7 +43,7 @@ def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
         return str(names[0])
     if name is None:
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        several = f"the file holds {len(names)} {noun}s, {listed}; choose one: name={names[0]}"
+        several = f"the file has {len(names)} {noun}s, {listed}; choose one, as in name={names[0]}"
         raise ConfigError([Problem(tree.origin, "", several)])
     if name not in names:
         raise ConfigError([Problem(COMMAND_LINE, "name", no_such(noun, name, names))])
@@ -55,14 +55,14 @@ class OldSettings:
 
     Args:
         name: name of the experiment.
-        library: name of the library whose file it is.
-        default: origin of the library's defaults, which the file does not hold.
+        library: name of the library.
+        default: origin of values that are the library's defaults.
 
     Attributes:
-        values: old name, in the end an address -> value.
-        sources: name -> the old key, and what was done to its value where that changed.
+        values: name -> value; the old name until it is translated, then the address.
+        sources: name -> the old key, and how its value was converted.
         problems: keys that are refused.
-        without_effect: keys that nothing here corresponds to.
+        without_effect: keys without effect in rlrun.
     """
 
     def __init__(self, name: str, library: str, default: Origin) -> None:
@@ -73,26 +73,26 @@ class OldSettings:
         self.without_effect: list[Problem] = []
 
     def value(self, name: str, default: Any = None) -> Any:
-        """The value of a setting."""
+        """The value of a setting, or `default` if there is none."""
         return self.values[name].plain() if name in self.values else default
 
     def number(self, name: str, default: Any = None) -> Any:
-        """The value of a setting if it is a number above 0 that may be valid, else the default."""
+        """The value of a setting if it is a positive number of valid size, else `default`."""
         value = self.value(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return value if is_number and 0 < value <= MOST else default
 
     def take(self, name: str) -> Any:
-        """The value of a setting, which is removed; None where there is none."""
+        """Remove a setting and return its value, or None if there is none."""
         node = self.values.pop(name, None)
         return None if node is None else node.plain()
 
     def is_given(self, name: str) -> bool:
-        """Whether the file has the setting."""
+        """Whether the setting is in the file."""
         return name in self.values and self.values[name].origin != self.default
 
     def set(self, name: str, value: Any, node: Node, key: str) -> None:
-        """Set a value that was written at `node`, under `key`."""
+        """Set a value from the place of `node` and the old key `key`."""
         self.values[name] = from_plain(value, node.origin)
         self.sources[name] = key
 
@@ -105,15 +105,15 @@ class OldSettings:
         self.values[name] = from_plain(value, origin)
 
     def refuse(self, node: Node, key: str, message: str) -> None:
-        """A key that cannot be translated."""
+        """Add a problem for a key that cannot be translated."""
         self.problems.append(Problem(node.origin, f"{self.name}.{key}", message))
 
     def ignore(self, node: Node, key: str, reason: str) -> None:
-        """A key that has no effect here."""
+        """Note a key without effect in rlrun."""
         self.without_effect.append(Problem(node.origin, f"{self.name}.{key}", reason))
 
     def finish(self, origin: Origin, algorithm_origin: Origin, algorithm: str) -> Translation:
-        """The translation of the values, which have addresses by now.
+        """The translation of `values`, whose names must all be addresses by now.
 
         Raises:
             ConfigError: with all problems.

@@ -1,9 +1,9 @@
-"""Hyperparameter files of rl-baselines3-zoo, ``{env: {n_envs, n_timesteps, policy, ...}}``.
+"""Translation of rl-baselines3-zoo's files, ``{env: {n_envs, n_timesteps, policy, ...}}``.
 
-Owns: reading that form and the arithmetic from Stable-Baselines3's settings to rlrun's. Each key is
-translated, refused with a reason, or listed as without effect here; what a file leaves out gets the
-default of Stable-Baselines3. Text that the zoo evaluates as Python is parsed and never run. Must
-not know: types and bounds of values, which are checked after the translation.
+Owns: reading this form, and the arithmetic from Stable-Baselines3's settings to rlrun's. Each key
+is translated, refused with a reason, or listed as without effect. Settings that a file omits get
+the defaults of Stable-Baselines3. Text that the zoo evaluates as Python is parsed and never run.
+Must not know: types and bounds of values, which are checked after the translation.
 """
 
 import ast
@@ -81,7 +81,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ent_coef": "auto",
     },
 }
-"""Settings of an algorithm, and of its policy, that a file may leave out."""
+"""Defaults of an algorithm and its policy, for settings that a file omits."""
 
 SAME: dict[str, str] = {
     "gamma": "training.gamma",
@@ -95,31 +95,32 @@ SAME: dict[str, str] = {
     "log_std_init": "model.log_std_init",
     "eps": "training.adam_epsilon",
 }
-"""Settings that take the same value here."""
+"""Setting -> address that takes the same value."""
 
 STAND_FOR = {"atari": "all Atari games", "default": "environments without an entry"}
-"""Entries that are of no environment."""
+"""Entries that name no environment."""
+
 SCHEDULES = {"learning_rate": "training.lr", "clip_range": "training.clip_param"}
-"""Settings that may fall to 0 over the run, as ``lin_0.001``."""
+"""Setting -> address, for settings that may fall to 0 over the run, as ``lin_0.001``."""
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "optimize_memory_usage": "successive observations share their storage anyway",
-    "log_std_init": "there is no state-dependent exploration",
-    "ortho_init": "policies start with orthogonal weights, with false as well",
-    "sde_sample_freq": "there is no state-dependent exploration",
-    "use_sde": "there is no state-dependent exploration",
-    "n_critics": "there are two critics",
+    "optimize_memory_usage": "successive observations always share their storage",
+    "log_std_init": "rlrun has no state-dependent exploration",
+    "ortho_init": "policies always start with orthogonal weights",
+    "sde_sample_freq": "rlrun has no state-dependent exploration",
+    "use_sde": "rlrun has no state-dependent exploration",
+    "n_critics": "there are always two critics",
     "share_features_extractor": "model.share_layers: null shares the encoder of images",
-    "monitor_kwargs": "report.info_keys names what is reported of infos",
+    "monitor_kwargs": "report.info_keys selects the keys of infos to report",
     **dict.fromkeys(("verbose", "tensorboard_log", "stats_window_size"), "see the section report"),
     "device": "learners.device: auto takes a GPU if there is one",
 }
-"""Settings that nothing here corresponds to, or that are always so."""
+"""Setting -> why it has no effect."""
 
 REFUSED: dict[str, str] = {
-    "vec_env_wrapper": "vectors of environments have no wrappers; env_runners.env_wrappers "
-    "are around each environment",
-    "callback": "callbacks are written as classes of rlrun: see the section callbacks",
+    "vec_env_wrapper": "vectors of environments have no wrappers; wrap each environment "
+    "with env_runners.env_wrappers",
+    "callback": "write callbacks as classes of rlrun, in the section callbacks",
     **dict.fromkeys(
         ("noise_type", "noise_std"),
         "SAC draws actions from its policy; remove noise_type and noise_std",
@@ -130,15 +131,15 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("features_extractor_class", "features_extractor_kwargs"),
-        "name an encoder of your own with model.use",
+        "name your own encoder in model.use",
     ),
 }
-"""Settings that are not translated, and what to do."""
+"""Setting that is not translated -> what to do."""
 
 _ONLY: dict[str, tuple[Any, str]] = {
     "use_sde": (False, "rlrun has no state-dependent exploration; remove use_sde and "
                 "log_std_init"),
-    "n_critics": (2, "there are two critics"),
+    "n_critics": (2, "there are always two critics"),
     "optimizer_class": ("RMSpropTFLike", "training.optimizer is adam or rmsprop"),
 }  # fmt: skip
 _ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu", "GELU": "gelu"}
@@ -156,12 +157,12 @@ def is_zoo(tree: Node) -> bool:
 
 
 def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Translation:
-    """The settings for the environment `name`, or for the only one of the file.
+    """Translate the settings for the environment `name`; a file's only entry may have another name.
 
-    Of a game of Atari without an entry they are those of `atari`.
+    An Atari game without an entry gets the settings of `atari`.
 
     Args:
-        algorithm: algorithm of the file, which does not say it.
+        algorithm: algorithm of the settings, which is not in the file.
 
     Raises:
         ConfigError: with all problems.
@@ -172,11 +173,11 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
     )
     if algorithm not in DEFAULTS:
         kinds = ", ".join(DEFAULTS)
-        message = f"{kinds} are translated, not {algorithm}; name one: algorithm=PPO"
+        message = f"only {kinds} are translated, not {algorithm}; name one, as in algorithm=PPO"
         raise ConfigError([Problem(tree.origin, "algorithm", message)])
     node = tree.value[entry]
     if not isinstance(node.value, dict):
-        raise ConfigError([Problem(node.origin, entry, "expected settings, keys and values")])
+        raise ConfigError([Problem(node.origin, entry, "expected keys and values")])
     settings = _ZooSettings(str(name) if is_game else entry, algorithm, node)
     settings.translate()
     return settings.finish(node.origin, node.origin, algorithm)
@@ -189,14 +190,14 @@ def _merged(node: Node) -> dict[str, Node]:
     inherited: dict[str, Node] = {}
     for each in listed:
         if not isinstance(each.value, dict):
-            message = "expected settings to inherit, or a list of such: *name or [*first, *second]"
+            message = "expected settings to inherit, or a list of them: *name or [*first, *second]"
             raise ConfigError([Problem(each.origin, "<<", message)])
         inherited = {**_merged(each), **inherited}  # The first of a list takes precedence.
     return {**inherited, **{key: entry for key, entry in node.value.items() if key != "<<"}}
 
 
 class _ZooSettings(OldSettings):
-    """The settings of one environment on their way."""
+    """The translation of one environment's settings."""
 
     def __init__(self, name: str, algorithm: str, node: Node) -> None:
         super().__init__(name, SB3, _DEFAULT)
@@ -205,14 +206,14 @@ class _ZooSettings(OldSettings):
         self.updates_per_step = 1.0
 
     def translate(self) -> None:
-        """Fill `values`; problems are collected."""
+        """Fill `values`, and collect problems."""
         for name, default in DEFAULTS[self.kind].items():
             self.values[name] = from_plain(default, _DEFAULT)
             self.sources[name] = _DEFAULT.source
         for key, node in self.given.items():
             self._key(key, node)
         if self.number("n_timesteps") is None:
-            self.refuse(self.node, "n_timesteps", "expected the env steps at which the run ends")
+            self.refuse(self.node, "n_timesteps", "expected the number of env steps of the run")
             return
         self._env()
         for name, address in SAME.items():
@@ -228,11 +229,11 @@ class _ZooSettings(OldSettings):
             self.take(name)
 
     def _key(self, key: str, node: Node) -> None:
-        """One key of the file, or of its `policy_kwargs` and `optimizer_kwargs`."""
+        """Read one key of the file, or of its `policy_kwargs` and `optimizer_kwargs`."""
         try:
             node = from_plain(_parsed(node.plain()), node.origin)
         except ValueError:
-            self.refuse(node, key, "expected a value; Python code is not run")
+            self.refuse(node, key, "expected a literal value, as Python code is not run")
             return
         known = {*DEFAULTS[self.kind], *_OPTIONAL["all"], *_OPTIONAL[self.kind]}
         if key in ("policy_kwargs", "optimizer_kwargs") and isinstance(node.value, dict):
@@ -255,7 +256,7 @@ class _ZooSettings(OldSettings):
     def _env(self) -> None:
         if self.name in STAND_FOR:
             what = STAND_FOR[self.name]
-            message = f"stands for {what}: copy its settings under the name of one"
+            message = f"this entry is for {what}; copy it under the name of an environment"
             message += ", or write name=ALE/Pong-v5" if self.name == "atari" else ""
             self.refuse(self.node, "env", message)
         name = ENV_IDS.get(self.name, self.name)
@@ -283,7 +284,7 @@ class _ZooSettings(OldSettings):
             {"use": _class_path(path), **kwargs} for path, kwargs in wrappers if path not in atari
         ]
         if atari:
-            reason = "env_runners.preprocessor_pref: deepmind prepares frames, and stacks 4"
+            reason = "env_runners.preprocessor_pref: deepmind does the same, and stacks 4 frames"
             self.ignore(self.values["env_wrapper"], "env_wrapper", reason)
         stack = self.number("frame_stack")
         if stack is not None and not (atari and stack == 4):
@@ -293,13 +294,17 @@ class _ZooSettings(OldSettings):
             self.derive("env_runners.env_wrappers", uses, source)
 
     def _normalize(self) -> None:
-        """VecNormalize, which the zoo puts around training and evaluation."""
+        """Translate VecNormalize, which the zoo uses in training and evaluation."""
         wanted = self.value("normalize")
         settings = wanted if isinstance(wanted, dict) else {}
         node = self.values["normalize"]
         for key in settings:
             if key not in ("norm_obs", "norm_reward", "gamma"):
-                self.refuse(node, "normalize", f"{key}: observations and rewards are clipped at 10")
+                self.refuse(
+                    node,
+                    "normalize",
+                    f"{key} is not translated; observations and rewards are clipped at 10",
+                )
         if wanted and settings.get("norm_obs", True):
             self.derive("env_runners.observation_filter", "MeanStdFilter", "normalize")
         if wanted and settings.get("norm_reward", True):
@@ -317,7 +322,7 @@ class _ZooSettings(OldSettings):
             kinds = list(layers.values())
             layers = kinds[0] if kinds and all(kind == kinds[0] for kind in kinds) else None
         if not isinstance(layers, list) or any(isinstance(layer, dict) for layer in layers):
-            self.refuse(node, "net_arch", "policy and value function have the same layers here")
+            self.refuse(node, "net_arch", "policy and value function must have the same layers")
         self.derive("model.hidden", layers, "net_arch")
         name = str(self.value("activation_fn"))
         activation = _ACTIVATIONS.get(name)
@@ -337,9 +342,13 @@ class _ZooSettings(OldSettings):
         except ValueError:
             kind = ""
         if kind != "lin":
-            self.refuse(self.values[name], name, "expected a number, or a line to 0: lin_0.001")
+            self.refuse(
+                self.values[name],
+                name,
+                "expected a number, or a linear schedule to 0 such as lin_0.001",
+            )
             return
-        self.derive(address, points, name, "a line to 0")
+        self.derive(address, points, name, "linear to 0")
 
     def on_policy(self) -> None:
         """Translate the settings that PPO and A2C share."""
@@ -350,19 +359,19 @@ class _ZooSettings(OldSettings):
         if rows < _ITERATION:
             self.derive(
                 "report.min_sample_timesteps_per_iteration", _ITERATION, "n_steps",
-                "a result after this many env steps, or more",
+                "env steps of a result, at least",
             )  # fmt: skip
         self.derive("training.entropy_coeff", self.value("ent_coef"), "ent_coef")
         if (coefficient := self.value("vf_coef")) is not None:
             doubled = 2 * coefficient if isinstance(coefficient, int | float) else coefficient
-            why = "doubled, as the squared error is halved here"
+            why = "doubled, as rlrun halves the squared error"
             self.derive("training.vf_loss_coeff", doubled, "vf_coef", why)
 
     def off_policy(self) -> None:
-        """Translate the settings that DQN and SAC share: sampling and learning in turns."""
+        """Translate the settings that DQN and SAC share."""
         every, steps = self.value("train_freq"), self.value("gradient_steps")
         if not all(isinstance(number, int) for number in (every, steps)) or every < 1:
-            message = "expected a number of steps; learning after whole episodes is not here"
+            message = "expected a number of steps; rlrun does not learn after whole episodes"
             self.refuse(self.values["train_freq"], "train_freq", message)
             return
         envs, size = int(self.number("n_envs", 1)), self.number("batch_size", 1)
@@ -401,7 +410,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "DQN": (),
     "SAC": ("target_entropy",),
 }
-"""Settings that have no default, or none of their own."""
+"""Settings without a default in `DEFAULTS`."""
 
 
 def _ppo(old: _ZooSettings) -> None:
@@ -416,9 +425,9 @@ def _ppo(old: _ZooSettings) -> None:
 def _a2c(old: _ZooSettings) -> None:
     old.on_policy()
     if old.value("normalize_advantage"):
-        message = "A2C's advantages are not normalised here; remove this key"
+        message = "rlrun's A2C does not normalise advantages; remove this key"
         old.refuse(old.values["normalize_advantage"], "normalize_advantage", message)
-    if "optimizer_class" in old.values:  # RMSpropTFLike, whose epsilon is under the root too
+    if "optimizer_class" in old.values:  # RMSpropTFLike, with epsilon under the root, as in rlrun
         old.take("training.adam_epsilon")
         old.derive("training.optimizer", "rmsprop", "optimizer_class")
         old.derive("training.rmsprop_decay", 0.99, "optimizer_class")
@@ -426,7 +435,7 @@ def _a2c(old: _ZooSettings) -> None:
     elif old.value("use_rms_prop"):
         old.derive("training.optimizer", "rmsprop", "use_rms_prop")
         old.derive("training.rmsprop_decay", 0.99, "use_rms_prop")
-        epsilon, why = old.number("rms_prop_eps", 1e-5), "squared, as it stands under the root here"
+        epsilon, why = old.number("rms_prop_eps", 1e-5), "squared, as rlrun adds it under the root"
         old.derive("training.rmsprop_epsilon", float(f"{epsilon**2:.6g}"), "rms_prop_eps", why)
     elif "eps" not in old.values:
         old.derive("training.adam_epsilon", 1e-5, "use_rms_prop")
@@ -443,7 +452,7 @@ def _dqn(old: _ZooSettings) -> None:
     first, last = (old.value(f"exploration_{name}_eps") for name in ("initial", "final"))
     fraction = old.number("exploration_fraction", 0.1)
     end = max(int(fraction * old.number("n_timesteps")), 1)
-    why = f"a line over {fraction:g} of the run"
+    why = f"linear over {fraction:g} of the run"
     old.derive("exploration.epsilon", [[0, first], [end, last]], "exploration_final_eps", why)
 
 
@@ -461,7 +470,7 @@ def _sac(old: _ZooSettings) -> None:
     if isinstance(alpha, str) and alpha.partition("_")[0] == "auto":
         old.derive("training.initial_alpha", _number(alpha.partition("_")[2], 1.0), "ent_coef")
     else:
-        old.derive("training.initial_alpha", alpha, "ent_coef", "held by training.alpha_lr: 0")
+        old.derive("training.initial_alpha", alpha, "ent_coef", "constant, by training.alpha_lr: 0")
         old.derive("training.alpha_lr", 0.0, "ent_coef")
     if "target_entropy" in old.values and old.value("target_entropy") != "auto":
         old.derive("training.target_entropy", old.value("target_entropy"), "target_entropy")
@@ -476,7 +485,7 @@ _RULES: dict[str, Callable[[_ZooSettings], None]] = {
 
 
 def _refusal(key: str, value: Any) -> str | None:
-    """Why a setting with this value is not translated."""
+    """Why a setting with this value is not translated, or None."""
     only = _ONLY.get(key)
     return only[1] if only is not None and value != only[0] else REFUSED.get(key)
 
@@ -495,10 +504,10 @@ def _class_path(path: str) -> str:
 
 
 def _parsed(value: Any) -> Any:
-    """A value whose text may be a Python dict or list, which the zoo would evaluate.
+    """The value of a text that is a Python dict or list, which the zoo would evaluate.
 
     Raises:
-        ValueError: the text looks like one, and holds more than constants and names.
+        ValueError: the text looks like one, but holds more than constants and names.
     """
     if not isinstance(value, str) or not value.strip().startswith(("dict(", "{", "[", "(")):
         return value
@@ -509,7 +518,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _constant(node: ast.expr) -> Any:
-    """The value of an expression of constants; of a name such as ``nn.ReLU`` its last word."""
+    """The value of an expression of constants; a name such as ``nn.ReLU`` gives its last word."""
     match node:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
             return {str(each.arg): _constant(each.value) for each in keywords}
@@ -524,4 +533,4 @@ def _constant(node: ast.expr) -> Any:
             return -_constant(operand)
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
-    raise ValueError("neither a constant nor a dict or list of them")
+    raise ValueError("expected constants, and dicts and lists of them")

@@ -31,8 +31,8 @@ def test_the_written_file_is_the_experiment_that_train_reads(old):
     assert "\n  lr: 0.001\n" in out
     assert "# default of RLlib 2.4" in out
     assert err.splitlines() == [
-        "no effect here: old.yaml:5:12: cartpole.config.framework: rlrun trains with PyTorch only",
-        "cartpole: 5 settings translated, 17 defaults of RLlib filled in, 1 without effect here",
+        "no effect: old.yaml:5:12: cartpole.config.framework: rlrun trains with PyTorch only",
+        "cartpole: 5 settings translated, 17 defaults of RLlib filled in, 1 without effect",
     ]
 
 
@@ -58,16 +58,16 @@ def test_settings_of_the_command_line_are_written(old):
     [
         (
             ["two.yaml"],
-            "two.yaml holds cartpole, pendulum; name a folder for them, -o DIR, or one:",
+            "two.yaml has cartpole, pendulum; write all to a folder with -o DIR, or choose",
         ),
         (["two.yaml", "-o", "old.yaml"], "old.yaml cannot be written"),
-        (["old.yaml", "-o", "two.yaml"], "two.yaml exists already; name another file"),
+        (["old.yaml", "-o", "two.yaml"], "two.yaml exists already; remove it"),
         (["old.yaml", "-o", "new.yaml", "training.lr=x"], "training.lr: expected a number"),
         (["old.yaml", "new.yaml"], "one FILE.yaml at a time"),
         (["a2c.yml", "CartPole-v1"], "KEY=VALUE, for instance name=CartPole-v1"),
         (["old.yaml", "training.lr"], "KEY=VALUE, for instance training.lr=VALUE"),
         (["none.yaml"], "none.yaml: there is no such file"),
-        ([], "name a FILE.yaml of RLlib"),
+        ([], "name a file of RLlib"),
     ],
 )
 def test_wrong_input_leaves_nothing_behind(old, refused, words, says):

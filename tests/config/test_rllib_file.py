@@ -171,7 +171,7 @@ def test_settings_without_effect_are_listed_with_the_reason():
         f"{FILE}:{line}:37: apex-cartpole.config.optimizer: rlrun has no replay actors",
     ]
     (warning,) = loaded("apex-cartpole").warnings
-    assert warning.message.endswith("without effect here: framework, optimizer")
+    assert warning.message.endswith("without effect: framework, optimizer")
 
 
 def test_an_experiment_of_several_is_chosen_by_its_name(write):
@@ -179,7 +179,7 @@ def test_an_experiment_of_several_is_chosen_by_its_name(write):
         "one: {run: PG, env: CartPole-v1}\ntwo: {run: A2C, env: CartPole-v1}", minimal=False
     )
     assert errors(file) == [
-        "exp.yaml:1:1: the file holds 2 experiments, one, two; choose one: name=one"
+        "exp.yaml:1:1: the file has 2 experiments, one, two; choose one, as in name=one"
     ]
     assert load(file, ["name=two"]).experiment.algorithm == "A2C"
     assert errors(file, ["name=tow"]) == [

@@ -121,12 +121,12 @@ def test_the_examples_are_all_there_is_to_check():
         ("use_sde: true", "CartPole-v1.use_sde: rlrun has no state-dependent exploration"),
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
-        ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a line to 0"),
+        ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a linear schedule to 0"),
         ("policy_kwargs: \"dict(net_arch=dict(pi=[8], vf=[9]))\"", "net_arch: policy and value"),
         ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
         ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),
         ("n_envs: many", "env_runners.num_envs_per_env_runner: expected a whole number"),
-        ("callback: a.b.C", "callback: callbacks are written as classes of rlrun"),
+        ("callback: a.b.C", "callback: write callbacks as classes of rlrun"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_translated_is_refused_at_its_line(settings, says, written):
@@ -151,11 +151,15 @@ def test_settings_are_inherited_from_one_mapping_or_the_first_of_several(written
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "says"),
     [
-        ("tqc", [], "PPO, A2C, DQN, SAC are translated, not TQC; name one: algorithm=PPO"),
-        ("ppo", [], "choose one: name=CartPole-v1"),
+        (
+            "tqc",
+            [],
+            "only PPO, A2C, DQN, SAC are translated, not TQC; name one, as in algorithm=PPO",
+        ),
+        ("ppo", [], "choose one, as in name=CartPole-v1"),
         ("ppo", ["name=CartPole"], "there is no environment 'CartPole'"),
-        ("ppo", ["name=atari"], "stands for all Atari games"),
-        ("dqn", ["name=default"], "stands for environments without an entry"),
+        ("ppo", ["name=atari"], "this entry is for all Atari games"),
+        ("dqn", ["name=default"], "this entry is for environments without an entry"),
     ],
 )
 def test_a_file_that_is_not_clear_is_refused(algorithm, overrides, says, written):
