@@ -1,4 +1,4 @@
-"""Arguments that several commands take: a file with overrides, a Ray address, an output style.
+"""Arguments of several commands: a file with overrides, a Ray address, an output style.
 
 Owns their help and their parsing. It must not know what a command does with them.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rlrun.experiment.report.console import ConsoleStyle
 
 RUNS = Path("runs")
-"""Where runs are, unless a folder is named; runs may be named below it."""
+"""Default folder of runs; a run may be named relative to it."""
 
 
 def run_path(text: str) -> Path:
-    """The path that a word names: itself, or below RUNS where only that exists."""
+    """The path itself, or the one below RUNS if only that exists."""
     below = RUNS / text
     return below if not _leads_to_any(Path(text)) and _leads_to_any(below) else Path(text)
 
@@ -29,7 +29,7 @@ def _leads_to_any(path: Path) -> bool:
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """The runs, groups and sweeps below RUNS, and the names of their latest."""
+    """Runs, groups and sweeps below RUNS that begin with a text, and experiment files."""
     names = [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/config.yaml"))]
     names += [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/sweep.yaml"))]
     words = dict.fromkeys([name.parts[0] for name in names] + list(map(str, names)))
@@ -37,7 +37,7 @@ def complete_runs(incomplete: str) -> list[str]:
 
 
 def complete_files(incomplete: str) -> list[str]:
-    """The experiment files here, and the names of the shipped ones."""
+    """Experiment files, and names of shipped ones, that begin with a text."""
     from rlrun.config.registry import shipped_configs
 
     shipped = [name for name in shipped_configs() if name.startswith(incomplete)]
@@ -45,7 +45,7 @@ def complete_files(incomplete: str) -> list[str]:
 
 
 def complete_paths(incomplete: str) -> list[str]:
-    """The experiment files and folders whose paths begin like this."""
+    """Paths of experiment files and folders that begin with a text."""
     found = sorted(glob(f"{escape(incomplete)}*"))
     folders = [f"{path}/" for path in found if os.path.isdir(path)]
     return [path for path in found if path.endswith((".yaml", ".yml"))] + folders
@@ -73,7 +73,7 @@ RunOrCheckpoint = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_OR_CHECKPOINT",
-        help="Run, whose best checkpoint is taken, or a checkpoint.",
+        help="A checkpoint, or a run, whose best checkpoint is used.",
         parser=run_path,
         autocompletion=complete_runs,
     ),
@@ -90,7 +90,7 @@ Runs = Annotated[
 
 
 def resume_option(text: str) -> Any:
-    """The option ``--resume RUN`` with its help; the word `auto` does not name a run."""
+    """The option ``--resume RUN``; the word `auto` is not the name of a run."""
     return typer.Option(
         help=text,
         parser=lambda word: Path(word) if word == "auto" else run_path(word),
@@ -99,12 +99,12 @@ def resume_option(text: str) -> Any:
 
 
 def output_option(metavar: str, text: str) -> Any:
-    """An option that names what a command writes, FILE or DIR, with its help."""
+    """An option for the FILE or DIR that a command writes."""
     return typer.Option(metavar=metavar, help=text, parser=partial(_output_path, metavar))
 
 
 def _output_path(metavar: str, text: str) -> Path:
-    """The path; raises BadParameter if nothing can be written there, before any work is done."""
+    """The path; raises BadParameter before any work is done if it cannot be written."""
     path = Path(text)
     there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
     is_folder = os.path.isdir(there)
@@ -126,15 +126,15 @@ Plain = Annotated[
 
 
 def split_words(words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """The file, which is the one word that is not an override, and the overrides."""
+    """Split words into the file, which is the only one that is not an override, and overrides."""
     files = [word for word in words or [] if not is_override(word)]
     if len(files) > 1:
-        message = f"one FILE.yaml at a time, got {' and '.join(files)}"
+        message = f"expected one FILE.yaml, got {' and '.join(files)}"
         values = [word for word in files if not word.endswith((".yaml", ".yml"))]
         if values:
             word = values[-1]
             example = f"{word}=VALUE" if "." in word else f"name={word}"
-            message += f"; a setting is KEY=VALUE, for instance {example}"
+            message += f"; write settings as KEY=VALUE, such as {example}"
         raise typer.BadParameter(message)
     overrides = [word for word in words or [] if is_override(word)]
     return (Path(files[0]) if files else None), overrides
@@ -167,13 +167,12 @@ def refuse_with_resume(what: str, **options: object) -> None:
     ]
     if given:
         raise typer.BadParameter(
-            f"--resume continues a {what} with the settings of its folder, "
-            f"without {', '.join(given)}"
+            f"--resume uses the settings in the folder of the {what}; remove {', '.join(given)}"
         )
 
 
 def with_folder(path: Path) -> Path:
-    """The path of a file to write; makes its folder if that is missing."""
+    """The path of a file to write, whose folder is made if it is missing."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
     return path

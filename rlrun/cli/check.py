@@ -69,7 +69,7 @@ def check(
         except TrustError as error:
             failed = errors.report(error)
             continue
-        except Exception as error:  # of the environment's or the networks' code
+        except Exception as error:  # raised by code of the environment or the networks
             error.add_note(f"{file}: failed: {type(error).__name__}")
             failed = errors.report(error)
             continue
@@ -91,7 +91,7 @@ def _build(experiment: "ExperimentConfig") -> None:
     """
     from rlrun.experiment.rollout import build_alone
 
-    # User callbacks are left out: they may begin to report when an algorithm is built.
+    # Without user callbacks, which may begin to report when an algorithm is built.
     algorithm = build_alone(experiment.model_copy(update={"callbacks": ()}))
     try:
         _act(algorithm)
@@ -111,7 +111,7 @@ def _act(algorithm: "Algorithm[Any]") -> None:
     for policy_id, settings in algorithm.policies.settings.items():
         use, space = settings.model.use, algorithm.policies.module_spaces(policy_id)[0]
         if use is None or settings.use is not None or has_action_mask(space):
-            continue  # a mask that is drawn may allow nothing
+            continue  # a random mask may allow no action
         try:
             for explore in (False, True):
                 acting = algorithm.acting_policy(policy_id, explore=explore)

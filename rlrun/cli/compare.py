@@ -1,4 +1,4 @@
-"""``rlrun compare``: runs and groups side by side (experiment/compare/)."""
+"""``rlrun compare``: compare runs and groups (experiment/compare/)."""
 
 import json as json_module
 from pathlib import Path

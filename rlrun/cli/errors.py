@@ -37,7 +37,7 @@ def report(error: BaseException) -> int:
 
     A ConfigError is printed as a line for each problem, an error with an ``exit_code`` as its
     message, and any other with the user's part of its traceback, if there is one; the run's log has
-    the whole. A note, such as how to resume the run, comes last.
+    the whole traceback. A note, such as how to resume the run, comes last.
     """
     from rich.text import Text
 

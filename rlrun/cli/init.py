@@ -32,7 +32,7 @@ def init(
                 f"there is no shipped file {algorithm!r}{near}; see rlrun list configs"
             )
         if env is not None:
-            raise InputError(f"{algorithm} has an environment of its own; remove {env}")
+            raise InputError(f"{algorithm} sets its own environment; remove {env}")
         file = shipped[name]
         text = file.read_text(encoding="utf-8")
         typer.echo(re.sub(r"(?m)^base: ", f"base: {file.parent}/", text), nl=False)

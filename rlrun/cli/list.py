@@ -75,7 +75,7 @@ def _models() -> Iterable[tuple[str, str]]:
 
 
 def _print_configs() -> None:
-    """The shipped files by name, and those of the folder configs/ here, as a table."""
+    """Print a table of the shipped files by name, and of the files in ./configs."""
     from rlrun.config.registry import configs_folder, shipped_configs
     from rlrun.experiment.report.tables import Table, print_table
 
@@ -90,7 +90,7 @@ def _print_configs() -> None:
 def _facts(file: Path) -> tuple[str, str, str, str]:
     """Algorithm and environment of an experiment file, and the return and time that it reports.
 
-    They stand in its header: ``# reached: 475`` and ``# time: 8 s``.
+    These are in its header: ``# reached: 475`` and ``# time: 8 s``.
     """
     from rlrun.config.layers import read_file
 

@@ -3,7 +3,7 @@
 A command is a function with typer annotations in a module of its own. COMMANDS has its import path
 and the line that `rlrun --help` shows. The module is imported only when its command is called:
 `rlrun --help` imports neither torch, Ray, gymnasium, numpy nor pydantic. Within a module, heavy
-imports stand inside the function, so that `rlrun train --help` is fast too.
+imports are inside the function, so that `rlrun train --help` is fast too.
 
 A command ends by returning (exit code 0), by raising `typer.Exit`, or by raising an error, which
 is printed here and determines the exit code (`cli.errors.report`).
@@ -81,7 +81,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A stand-in with name and help; `resolve_command` loads the command itself."""
+        """A placeholder with name and help; `resolve_command` loads the command itself."""
         if cmd_name not in COMMANDS:
             return None
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
@@ -144,7 +144,7 @@ def _rlrun(
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
     faulthandler.enable(2)  # shows where an environment's C code crashes
-    if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows where a call hangs that ignores Ctrl-C
+    if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows the place of a call that ignores Ctrl-C
         faulthandler.register(signal.SIGQUIT, file=2, chain=True)
     _show_exits()
     code: Any

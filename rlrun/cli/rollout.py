@@ -22,7 +22,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option(min=0, help="Seed; default: as in the run's evaluation.")
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Sample actions; else take the most probable ones.")
+        bool,
+        typer.Option("--explore", help="Sample actions instead of taking the most probable ones."),
     ] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the environment.")] = False,
     video: Annotated[Path | None, output_option("DIR", "Write a video of each episode.")] = None,
@@ -30,14 +31,14 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Roll out a trained policy: the run's best checkpoint, deterministic actions.
+    """Roll out a trained policy, with deterministic actions and a run's best checkpoint.
 
     rlrun rollout runs/ppo_cartpole --episodes 20 --video videos
 
     rlrun rollout runs/ppo_cartpole env.max_episode_steps=200
     """
     if render and video is not None:
-        raise typer.BadParameter("--render or --video, not both")
+        raise typer.BadParameter("--render and --video exclude each other")
     from rlrun.experiment import rollout as room
 
     done = room.rollout(

@@ -28,7 +28,7 @@ Folder = Annotated[
     Path,
     typer.Argument(
         metavar="[FOLDER]",
-        help="Folder to search; of a sweep, its runs are listed.",
+        help="Folder to search, or a sweep whose runs are listed.",
         parser=run_path,
         autocompletion=complete_paths,
     ),
@@ -74,7 +74,7 @@ def ls(
         print_table(list_table(found, folder, members=members), style_of)
     else:
         inside = any(entry.is_sweep for entry in entries) and not members
-        hint = "; --members also looks into groups and sweeps" if inside else ""
+        hint = "; use --members to search groups and sweeps" if inside else ""
         typer.echo(f"no {'such ' if filters else ''}runs in {folder}{hint}", err=True)
 
 

@@ -1,4 +1,4 @@
-"""``rlrun train``: train an experiment file or a group of its runs, or resume one (experiment/)."""
+"""``rlrun train``: train an experiment file or a group of its runs, or resume (experiment/)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +33,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     resume: Annotated[
         Path | None,
         resume_option(
-            "Resume this run or group, even after a kill; a checkpoint goes on in a new folder. "
+            "Resume this run or group, even after a kill; a checkpoint continues in a new folder. "
             "`auto` resumes the newest unfinished run of FILE, or starts one."
         ),
     ] = None,
@@ -94,7 +94,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
         outcome = run(loaded, run_dir=run_dir, resume=auto, address=address, console=style)
     else:
         outcome = _resume(resume, overrides, run_dir, address, style, trust=trust)
-    stop_ray()  # at the interpreter's exit Ray would wait half a second for log lines
+    stop_ray()  # otherwise Ray waits half a second for log lines at exit
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
     if isinstance(outcome, SweepOutcome) and outcome.any_failed:

@@ -27,14 +27,15 @@ def verify(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="CPU cores to use; default: all.")] = None,
     train: Annotated[
-        bool, typer.Option("--train/--no-train", help="Train, or only report what the folder has.")
+        bool,
+        typer.Option("--train/--no-train", help="Train, or only report the runs in the folder."),
     ] = True,
     markdown: Annotated[
         Path | None,
         output_option(
             "FILE",
             "Write the results page, with curves. A .json file beside it keeps the results of all "
-            "cases, so that later pages do not need their runs.",
+            "cases, so that later pages can be written without their runs.",
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the cases and exit.")] = False,

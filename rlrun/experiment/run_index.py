@@ -293,7 +293,7 @@ def matching(path: Path) -> list[Path]:
     found = sorted(map(Path, glob.glob(str(path))))
     found = [each for each in found if _is_listed(each) and not each.is_symlink()]
     if not found:
-        raise RunFolderError(f"{path}: nothing that matches is a run or a sweep")
+        raise RunFolderError(f"{path}: no run or sweep matches")
     return found
 
 

@@ -313,7 +313,7 @@ def test_init_writes_out_a_shipped_file(rlrun):
     code, out, _ = rlrun("init", "ppo/cartpole")
     assert (code, out) == (0, (configs_folder() / "ppo_cartpole.yaml").read_text())
     assert rlrun("init", "ppo_cartpole")[1] == out
-    assert "leave Acrobot-v1 out" in rlrun("init", "ppo/cartpole", "Acrobot-v1")[2]
+    assert "remove Acrobot-v1" in rlrun("init", "ppo/cartpole", "Acrobot-v1")[2]
     code, _, err = rlrun("init", "ppo/cartpol")
     assert (code, err.count("did you mean ppo/cartpole?")) == (2, 1)
 

@@ -105,7 +105,10 @@ def test_few_seeds_get_a_range_and_no_interval(rlrun, make_run):
     found = compared(rlrun, "runs/*")
     final = found["configurations"][0]["final"]
     assert final == {"value": 2000, "low": 1000, "high": 3000, "kind": "range"}
-    assert "too few seeds: A has 3, an interval needs 5" in found["notes"][0]
+    assert (
+        "an interval needs 5 seeds (rlrun train FILE --seeds 5): A has 3; the range"
+        in found["notes"][0]
+    )
     out = rlrun("compare", "runs/*")[1]
     assert "(1,000 to 3,000)" in out
     assert "rlrun train FILE --seeds 5" in out
@@ -137,7 +140,9 @@ def test_a_run_whose_values_begin_later_is_left_out(rlrun, make_run, refused, at
     found = compared(rlrun, "runs/*", *at)
     assert [each["final"]["value"] for each in found["configurations"]] == [2 * found["env_steps"]]
     assert "runs/late is left out: its first value is at 300 env steps" in found["notes"][0]
-    refused(("compare", "runs/late", "--at", "250"), "has a value up to there")
+    refused(
+        ("compare", "runs/late", "--at", "250"), "no run has a value within the first 250 env steps"
+    )
 
 
 def test_the_table_fits_a_terminal(rlrun, make_run):
@@ -176,16 +181,16 @@ def test_a_page_and_a_picture(rlrun, two, make_run):
     ("words", "says"),
     [
         (["nowhere"], "nowhere: no such run folder"),
-        (["nowhere/*"], "nowhere/*: nothing that matches is a run or a sweep"),
+        (["nowhere/*"], "nowhere/*: no run or sweep matches"),
         (["a", "--metric", "episode_return_men"], "did you mean episode_return_mean?"),
         (["empty"], "none of these runs has a number for episode_return_mean yet"),
-        (["a", "other"], "runs of 2 environments: CartPole-v1, Acrobot-v1"),
+        (["a", "other"], "expected runs of one environment, got 2: CartPole-v1, Acrobot-v1"),
         (["a", "--at", "5000"], "no run has 5,000 env steps; the longest has 1,000"),
         (["a", "--plot", "c.gif"], "ends with .png or .svg"),
         (["a", "--threshold", "nan"], "threshold: expected a number"),
         (["a", "--json", "--csv"], "exclude each other"),
         (["damaged"], "damaged/config.yaml"),
-        (["begun"], "no trial of this sweep has begun"),
+        (["begun"], "no trial of this sweep has started"),
     ],
 )
 def test_wrong_input_is_exit_2_with_a_message(refused, make_run, words, says):

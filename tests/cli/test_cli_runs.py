@@ -145,7 +145,7 @@ def test_runs_within_sweeps_are_filtered_where_they_are_shown(rlrun, make_run, m
     filters = ("--where", "training.lr=0.001", "--where", "state=finished")
     code, out, err = rlrun("ls", *filters)
     assert (code, out) == (0, "")
-    assert err == "no such runs in runs; --members also looks into groups and sweeps\n"
+    assert err == "no such runs in runs; use --members to search groups and sweeps\n"
     shown = rlrun("ls", *filters, "--members")[1]
     assert ["trials/0001" in shown, "trials/0002" in shown] == [True, False]
     assert not listed(rlrun, "--members", "--where", "training.lr=7")
@@ -282,7 +282,7 @@ def test_what_must_stay_is_not_removed(rlrun, refused, make_run, make_sweep):
     refused(("rm", "--yes", "exp"), "a folder of runs; name one, or 'runs/exp/*'")
     refused(("rm", "--yes", "exp/s/trials/0001"), "only runs/exp/s as a whole")
     refused(("rm", "--yes", "exp/s/trials"), "not a run folder")
-    refused(("rm", "--yes", "none/*"), "nothing that matches")
+    refused(("rm", "--yes", "none/*"), "no run or sweep matches")
     assert len(listed(rlrun)) == 2
 
 

@@ -82,7 +82,7 @@ def test_exit_codes(sweep, stand_in, end, statuses, code):
         ([], "--resume SWEEP"),
         (["sweep.trials=3"], "--resume SWEEP"),
         (["a.yaml", "b.yaml"], "one FILE.yaml"),
-        (["fake.yaml", "--resume", "d"], "with the settings of its folder"),
+        (["fake.yaml", "--resume", "d"], "uses the settings in the folder of the sweep"),
         (["--resume", "nowhere"], "no such run folder"),
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "sweep.space.training={gains: {grid: [1]}}"], "did you mean gain?"),

@@ -1,7 +1,7 @@
-"""The comparison: runs grouped by configuration, and the numbers of each group.
+"""Comparison of runs: their groups of equal configuration, and the numbers of each group.
 
 Owns the grouping, the alignment of the curves and the choice of numbers. It must not know how
-anything is shown.
+a comparison is shown.
 
     N   runs of a configuration
     P   points of the aligned curves
@@ -35,18 +35,18 @@ _CURVE_RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of a configuration, with what is known about its uncertainty."""
+    """A number of a configuration, with its uncertainty."""
 
     value: float
     low: float | None = None
     high: float | None = None
     kind: Literal["interval", "range", "single"] = "single"
-    """A 95 % interval; of fewer than MIN_RUNS runs the range; of one run nothing."""
+    """A 95 % interval; with fewer than MIN_RUNS runs their range, with one run no bounds."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The runs of equal settings but for the seed."""
+    """The runs whose settings differ only in the seed."""
 
     name: str
     """A letter."""
@@ -57,7 +57,7 @@ class Configuration:
     """Env steps at which all curves are compared, [P]."""
     threshold: float
     sign: float
-    """1 if more is better, else -1."""
+    """1 if higher is better, else -1."""
 
     @property
     def label(self) -> str:
@@ -95,7 +95,7 @@ class Configuration:
         return _estimate(self.areas)
 
     def reached(self) -> list[tuple[float, float] | None]:
-        """Env steps and seconds until each run is at the threshold; None if it never is."""
+        """Env steps and seconds until each run reaches the threshold; None if it never does."""
         found: list[tuple[float, float] | None] = []
         for run in self.runs:
             there = run.counts & (self.sign * run.values >= self.sign * self.threshold)
@@ -186,11 +186,10 @@ def compare(
     Args:
         words: folders; a sweep stands for its trials, a pattern for all folders that match.
         metric: key of the results, ``a/b`` for nested ones.
-        mode: whether more or less of it is better.
-        threshold: value to reach; default the goal in all runs' ``stop:``, else the worst of the
-            configurations' last values, which all of them reach.
-        at: env steps to compare at; runs that are shorter are left out. Default the last that all
-            runs have.
+        mode: whether a higher or a lower value is better.
+        threshold: value to reach; default the goal in all runs' ``stop:``, else the worst final
+            value of the configurations, which all of them reach.
+        at: env steps to compare at; shorter runs are left out. Default the most that all runs have.
 
     Raises:
         InputError: no such run, no such metric, or runs that cannot be compared. ConfigError: a
@@ -204,7 +203,7 @@ def compare(
     envs = dict.fromkeys(run.env for run in runs)
     if len(envs) > 1:
         names = ", ".join(envs)
-        raise InputError(f"runs of {len(envs)} environments: {names}; compare one at a time")
+        raise InputError(f"expected runs of one environment, got {len(envs)}: {names}")
     grid = _grid(runs, at, notes)
     groups = _grouped(runs)
     sign = 1.0 if mode == "max" else -1.0
@@ -234,7 +233,7 @@ def compare(
 
 
 def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]:
-    """The runs with a number for the metric; of runs that are one and the same, the last."""
+    """The runs with a number for the metric; of runs with equal settings and seed, the last."""
     runs: dict[object, ReadRun] = {}
     for path in paths:
         run = read_run(path, metric)
@@ -266,7 +265,7 @@ def _long_enough(runs: list[ReadRun], at: int | None, notes: list[str]) -> list[
     ]
     kept = [run for run in runs if run.env_steps[0] <= end <= run.last]
     if not kept:
-        raise InputError(f"no run that has {int(end):,} env steps has a value up to there")
+        raise InputError(f"no run has a value within the first {int(end):,} env steps")
     return kept
 
 
@@ -285,7 +284,7 @@ def _grid(runs: Sequence[ReadRun], at: int | None, notes: list[str]) -> Numbers:
 
 
 def _grouped(runs: Sequence[ReadRun]) -> list[list[ReadRun]]:
-    """The runs of each configuration, in the order in which they were named."""
+    """The runs of each configuration, in the order of ``runs``."""
     groups: dict[str, list[ReadRun]] = {}
     for run in runs:
         groups.setdefault(repr(sorted(run.settings.items())), []).append(run)
@@ -293,7 +292,7 @@ def _grouped(runs: Sequence[ReadRun]) -> list[list[ReadRun]]:
 
 
 def _differing(settings: Sequence[Settings]) -> list[dict[str, Any]]:
-    """The settings of each configuration that are not equal in all of them."""
+    """The settings of each configuration that differ between configurations."""
     keys = dict.fromkeys(key for each in settings for key in each)
     differ = [key for key in keys if len({repr(each.get(key)) for each in settings}) > 1]
     return [{key: each.get(key) for key in differ} for each in settings]
@@ -316,10 +315,10 @@ def _note_few_seeds(drafts: Sequence[Configuration], notes: list[str]) -> None:
     few = {name: count for name, count in counts.items() if count < MIN_RUNS}
     if not few:
         return
-    named = "too few seeds: " + ", ".join(f"{name} has {count}" for name, count in few.items())
+    named = ", ".join(f"{name} has {count}" for name, count in few.items())
     shown = "the range is shown" if max(few.values()) > 1 else "one run has no spread"
     advice = f"rlrun train FILE --seeds {MIN_RUNS}"
-    notes.append(f"{named}, an interval needs {MIN_RUNS} seeds: {shown} ({advice})")
+    notes.append(f"an interval needs {MIN_RUNS} seeds ({advice}): {named}; {shown}")
 
 
 def _letter(index: int) -> str:

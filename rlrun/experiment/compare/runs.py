@@ -1,8 +1,7 @@
-"""The runs to compare: found by paths and patterns, read from their folders.
+"""Runs to compare: finding them by paths and patterns, and reading them from their folders.
 
-Owns which folders a word names, and what is read of a run: its settings, and the curve of one
-metric. Nothing of a run is executed, and no code that its settings name is imported. It must not
-know how runs are grouped or shown.
+Owns which folders a word names, and what is read from a run: its settings, and the curve of one
+metric. No code of a run is executed or imported. It must not know how runs are grouped or shown.
 
     K   results of a run that have the metric
 """
@@ -35,12 +34,12 @@ Settings = Mapping[str, Any]
 Numbers = NDArray[np.float64]
 
 _NOT_COMPARED = ("name", "seed", "stop", "checkpoint", "sweep", "report.sinks")
-"""Settings that do not change what is learned in a number of env steps, or only the seed."""
+"""Settings that are not compared: the seed, and those without effect on learning."""
 
 
 @dataclass(frozen=True)
 class ReadRun:
-    """One run, as its folder holds it."""
+    """One run, as read from its folder."""
 
     path: Path
     algorithm: str
@@ -49,7 +48,7 @@ class ReadRun:
     settings: Settings
     """The settings that runs are grouped by."""
     goal: float | None
-    """The value of the metric that ends the run, if one does."""
+    """The value of the metric that ends the run; None if it does not end the run."""
     env_steps: Numbers
     """Env steps of the results with the metric, ascending, [K]."""
     values: Numbers
@@ -66,7 +65,7 @@ class ReadRun:
 
 
 def find_runs(words: Iterable[str | Path]) -> list[Path]:
-    """The run folders of paths and patterns, each once: a sweep stands for all of its trials.
+    """The run folders of paths and patterns, each once; a sweep gives all of its trials.
 
     Raises:
         InputError: a word names no run.
@@ -77,7 +76,7 @@ def find_runs(words: Iterable[str | Path]) -> list[Path]:
         if not os.path.exists(word) and glob.has_magic(word):
             paths = [path for path in map(Path, sorted(glob.glob(word))) if _is_run(path)]
             if not paths:
-                raise InputError(f"{word}: nothing that matches is a run or a sweep")
+                raise InputError(f"{word}: no run or sweep matches")
         for run in (run for path in paths for run in _runs_of(path)):
             found.setdefault(run.resolve(), run)
     return list(found.values())
@@ -96,7 +95,7 @@ def _runs_of(path: Path) -> Iterator[Path]:
         trial for trial in sorted(sweep.glob("trials/*")) if RunFolder(trial).config.is_file()
     ]
     if not trials:
-        raise InputError(f"{path}: no trial of this sweep has begun")
+        raise InputError(f"{path}: no trial of this sweep has started")
     yield from trials
 
 

@@ -1,6 +1,6 @@
 """A comparison as text, JSON, CSV, a picture and a page.
 
-Owns the words, columns and charts. It must not know how the numbers were made.
+Owns the words, columns and charts. It must not know how the numbers were computed.
 """
 
 import csv
@@ -43,7 +43,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
 
 
 def result_table(comparison: Comparison, *, with_settings: bool) -> Table:
-    """A row a configuration."""
+    """A table with a row for each configuration."""
     first = comparison.configurations[0]
     names = short_names(first.settings) if with_settings else {}
     reach = f"steps to {rounded(comparison.threshold)}"
@@ -81,16 +81,16 @@ def bounds_text(estimate: Estimate) -> str:
 
 def _legend(comparison: Comparison) -> str:
     kinds = {each.final.kind for each in comparison.configurations}
-    spread = "; a range of too few seeds in brackets" if "range" in kinds else ""
+    spread = "; with too few seeds the range in brackets" if "range" in kinds else ""
     return (
         f"Interquartile means with bootstrap intervals{spread}. area: mean of the curve. Steps and "
-        f"seconds to the threshold ({comparison.threshold_is}): median of the seeds, with how many "
-        "reach it if not all do."
+        f"seconds to the threshold ({comparison.threshold_is}): median of the seeds, with the "
+        "number that reach it if not all do."
     )
 
 
 def improvement_lines(comparison: Comparison) -> Iterator[str]:
-    """How probably the best configuration is better than each other one."""
+    """The probability that the best configuration is better, for each other one."""
     best, *others = comparison.configurations
     for other in others:
         found = comparison.improvement(best, other)
@@ -101,7 +101,7 @@ def improvement_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything as plain JSON values."""
+    """The comparison as plain JSON values."""
     best, *others = comparison.configurations
     return {
         "metric": comparison.metric,
@@ -160,7 +160,7 @@ def run_rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """A line a run."""
+    """The comparison as CSV, a line for each run."""
     rows = [
         {"configuration": each.name, **{k: value_text(v) for k, v in each.settings.items()}, **row}
         for each in comparison.configurations

@@ -1,6 +1,6 @@
-"""The page of a sweep: its trials, the curves of its points, and what each setting does.
+"""The page of a sweep: its trials, the curves of its points, and the effect of each setting.
 
-Owns the choice and the order of what is shown. It must not know HTML.
+Owns what is shown, and in which order. It must not know HTML.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _trial_table(table: TrialTable) -> Table:
 
 
 def _add_curves(page: WebPage, path: Path, table: TrialTable, metric: str, mode: Any) -> None:
-    """The configurations side by side, if they are few enough to be told apart."""
+    """Add the comparison of the configurations if there are few enough for the colours."""
     if table.num_points > _MOST_CONFIGURATIONS:
         return
     try:
@@ -110,8 +110,8 @@ def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
 def importance(trials: Sequence[Trial], address: str) -> float:
     """Share of the variance of the scores' ranks that one setting explains, 0 to 1.
 
-    The squared rank correlation of a number that takes many values; else the variance between the
-    values' groups.
+    For numbers with many values it is the squared rank correlation, else the variance between the
+    groups of equal values.
     """
     ranks = ranked([trial.score or 0.0 for trial in trials])
     values: list[Any] = [trial.settings.get(address) for trial in trials]
@@ -125,7 +125,7 @@ def importance(trials: Sequence[Trial], address: str) -> float:
 
 
 def ranked(values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The ranks of values, [N] -> [N]; equal values share the mean of theirs."""
+    """The ranks of values, [N] -> [N]; equal values share their mean rank."""
     numbers = np.asarray(values, np.float64)
     below = (numbers[:, None] > numbers).sum(axis=-1)
     equal = (numbers[:, None] == numbers).sum(axis=-1)
@@ -139,7 +139,7 @@ def _is_number(values: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Values:
-    """The values of a setting as numbers; those that are none by their order of appearance."""
+    """The values of a setting as numbers; others are numbered in order of appearance."""
 
     address: str
     numbers: tuple[float, ...]
