@@ -1,4 +1,4 @@
-"""The terminal: a live panel, one line an iteration, or only the end of a run.
+"""Consoles: a live panel, one line per iteration, or only the outcome of a run.
 
 Owns when and where text appears. It must not know how the panel is drawn (panel.py).
 """
@@ -34,7 +34,7 @@ class Console:
 
 
 class LiveFrame(Console):
-    """A frame at the bottom of the terminal; rich redraws it from a thread of its own."""
+    """A frame at the bottom of the terminal, which rich redraws from its own thread."""
 
     def start_frame(self, draw: Callable[[int, int], Any], *, frames_per_s: float) -> None:
         """Show the frame that ``draw(width, height)`` returns until ``close``."""
@@ -53,18 +53,18 @@ class LiveFrame(Console):
         self._hook, sys.breakpointhook = sys.breakpointhook, self._break
 
     def _break(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of `sys.breakpointhook`: stop drawing, which would go over the prompt."""
+        """Replace `sys.breakpointhook`: stop drawing, which would overwrite the prompt."""
         named = os.environ.get("PYTHONBREAKPOINT")
-        if named != "0":  # which says that breakpoints are none
+        if named != "0":  # "0" disables breakpoints
             self._live.stop()
         if named or args or kwargs or self._hook is not sys.__breakpointhook__:
             return self._hook(*args, **kwargs)
         from pdb import Pdb
 
-        return Pdb().set_trace(sys._getframe(1))  # the hook's own would stop in this method
+        return Pdb().set_trace(sys._getframe(1))  # the original hook would stop in this method
 
     def draw_again(self) -> None:
-        """Show the frame that a breakpoint has stopped, once there is no debugger any more."""
+        """Show the frame again after a breakpoint, once the debugger has ended."""
         if not self._live.is_started and sys.gettrace() is None:
             self._live = self._make_live()
             self._live.start()
@@ -84,27 +84,27 @@ class LiveFrame(Console):
             sys.breakpointhook = self._hook
 
     def summary(self, lines: Sequence[str]) -> None:
-        """Shown below the last frame; paths are not wrapped, so that they can be copied."""
+        """Show the outcome below the last frame, without wrapping paths, so they can be copied."""
         for i, line in enumerate(lines):
             style = "bold" if i == 0 else "default"
             self._terminal.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 class RunConsole(Console):
-    """The console of a run, a sink with three more events; by itself it is the quiet one."""
+    """The console of a run: a sink with two more events. The base class is the quiet console."""
 
     def status(self, text: str) -> None:
-        """The run has begun a step of its start."""
+        """Receive the name of a step of the start, which has begun."""
 
     def write(self, result: Mapping[str, Any], /) -> None:
-        """An iteration has ended."""
+        """Receive one iteration's result."""
 
     def saved(self, checkpoint: str, best: str | None) -> None:
-        """A checkpoint was written."""
+        """Receive the names of a checkpoint that was written, and of the best one."""
 
 
 class LineConsole(RunConsole):
-    """One line an iteration, for files and pipes."""
+    """One line per iteration, for files and pipes."""
 
     def __init__(self, header: RunHeader) -> None:
         self._state = ConsoleState(header)
@@ -133,12 +133,12 @@ class PanelConsole(LiveFrame, RunConsole):
         self.start_frame(lambda width, height: draw(self._state, width), frames_per_s=4)
 
     def status(self, text: str) -> None:
-        """Shown until the first result."""
+        """Show the step until the first result."""
         self._state.status = text
         self.refresh()
 
     def write(self, result: Mapping[str, Any], /) -> None:
-        """Take the numbers; the next frame shows them."""
+        """Update the numbers for the next frame."""
         self.draw_again()
         self._state.update(result)
         warning = self._state.dry_spell()
@@ -146,7 +146,7 @@ class PanelConsole(LiveFrame, RunConsole):
             self.notice(warning)
 
     def saved(self, checkpoint: str, best: str | None) -> None:
-        """Shown from the next frame on."""
+        """Show the checkpoint from the next frame on."""
         self._state.saved, self._state.best_saved = checkpoint, best
 
     def close(self) -> None:
@@ -156,19 +156,19 @@ class PanelConsole(LiveFrame, RunConsole):
 
 
 def known_style(style: ConsoleStyle | None) -> ConsoleStyle | None:
-    """The style, or None for the most that the terminal can show.
+    """The same style, or None for the default.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: there is no such style.
     """
     if style is not None and style not in get_args(ConsoleStyle):
         names = ", ".join(get_args(ConsoleStyle))
-        raise ValueError(f"the console is one of {names}, not {style!r}")
+        raise ValueError(f"console: expected one of {names}, got {style!r}")
     return style
 
 
 def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
-    """The style for this stdout: a panel needs a terminal that redraws and shows blocks."""
+    """The style for this stdout: a panel needs one that redraws and shows block characters."""
     if quiet:
         return "quiet"
     if plain or sys.stdout is None or not sys.stdout.isatty():
@@ -183,14 +183,14 @@ def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
 def make_console(
     style: ConsoleStyle, header: RunHeader, history: Iterable[Mapping[str, Any]] = ()
 ) -> RunConsole:
-    """The console of a style; ``history`` is the rows of earlier sessions."""
+    """Make the console of a style; ``history`` has the rows of earlier sessions."""
     if style == "panel":
         return PanelConsole(header, history)
     return LineConsole(header) if style == "lines" else RunConsole()
 
 
 def result_line(state: ConsoleState) -> str:
-    """One iteration in one line: return, speed, and where the time went."""
+    """One iteration in one line: return, speed, and shares of time."""
     result = state.result or {}
     mean = state.value(RETURN)
     parts = [
@@ -231,7 +231,7 @@ def _write(stream: TextIO, text: str) -> None:
 class _LastingFile:
     """A text file whose writes are dropped once its terminal or pipe is closed.
 
-    A run goes on without `| head`, and is saved after its terminal has gone.
+    A run continues after `| head` has ended, and is saved after its terminal was closed.
     """
 
     def __init__(self, file: TextIO) -> None:

@@ -1,7 +1,7 @@
 """The state of the console, updated in constant time by each result.
 
-Owns the numbers behind the console: shares of the stop criteria, time left, history of returns,
-time by phase. It must not know how they are drawn.
+Owns the numbers in the console: shares of the stop criteria, time left, history of returns, time
+by phase. It must not know how they are drawn.
 """
 
 import time
@@ -20,7 +20,7 @@ _DRY_ITERATIONS = 10
 
 @dataclass(frozen=True)
 class RunHeader:
-    """The facts about a run that never change."""
+    """Facts about a run that never change."""
 
     algorithm: str
     env: str
@@ -32,7 +32,7 @@ class RunHeader:
 
 
 class ConsoleState:
-    """The progress of a run as its results show it."""
+    """The progress of a run, from its results."""
 
     def __init__(self, header: RunHeader, clock: Callable[[], float] = time.monotonic) -> None:
         self.header = header
@@ -43,7 +43,7 @@ class ConsoleState:
         """History of the mean return, thinned to a bounded length."""
         self.best_return: float | None = None
         self.timers_s: dict[str, float] = {}
-        """Recent seconds an iteration by phase, in the result's order."""
+        """Recent seconds per iteration by phase, in the result's order."""
         self.evaluation: tuple[int, float, float | None] | None = None
         """Iteration, mean return and standard deviation of the last evaluation."""
         self.saved: str | None = None
@@ -58,7 +58,7 @@ class ConsoleState:
         self._dry = 0
 
     def update(self, result: Mapping[str, Any]) -> None:
-        """Take the numbers of a result."""
+        """Update from a result."""
         now = self._clock()
         self.result = result
         for criterion in self.header.stop.criteria:
@@ -80,7 +80,7 @@ class ConsoleState:
         self._dry = 0 if result.get("episodes_this_iter") else self._dry + 1
 
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take the returns of earlier sessions."""
+        """Add the returns of earlier sessions."""
         for row in rows:
             mean = number_at(row, RETURN)
             if mean is not None:
@@ -98,11 +98,11 @@ class ConsoleState:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since this session started, until it ended."""
+        """Seconds since this session started, or its length if it has ended."""
         return (self._stopped or self._clock()) - self._started
 
     def stop_clock(self) -> None:
-        """Stop the clock: the run has ended."""
+        """Stop the clock at the end of the run."""
         self._stopped = self._clock()
 
     def value(self, address: str) -> float | None:
@@ -110,7 +110,7 @@ class ConsoleState:
         return None if self.result is None else number_at(self.result, address)
 
     def share(self, criterion: Criterion) -> float:
-        """Share of the way to the bound, 0 to 1; counted from 0, for returns from the first one."""
+        """Share of the way to the bound, 0 to 1, from 0 or, for returns, from the first value."""
         value = self.value(criterion.address)
         if value is None:
             return 0.0
@@ -121,7 +121,7 @@ class ConsoleState:
         return min(1.0, max(0.0, (value - start) / (criterion.bound - start)))
 
     def left_s(self, criterion: Criterion) -> float | None:
-        """Seconds until a counter reaches its bound at this session's pace; None if unknown."""
+        """Seconds until a counter reaches its bound at this session's speed; None if unknown."""
         value = self.value(criterion.address)
         if value is None or criterion.address not in COUNTERS:
             return None
@@ -142,4 +142,4 @@ class ConsoleState:
         longest = self.value("env_runners/longest_running_episode")
         if longest is not None:
             text += f"; the longest running one has {int(longest):,} env steps"
-        return text + ": until one ends the return is unknown. Does the env have a time limit?"
+        return text + ". The return is unknown until one ends; does the env have a time limit?"

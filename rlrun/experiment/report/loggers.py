@@ -1,8 +1,7 @@
 """Sinks that write for other programs: CSV, TensorBoard, Weights & Biases, MLflow.
 
-Owns what each of these programs is given: the numbers of each result over env steps, histograms,
-images and videos where it takes them, and the settings. They are made like sinks of users' own, by
-name. It must not know which numbers there are.
+Owns what each of these programs receives: the numbers of each result over env steps, histograms,
+images and videos if it supports them, and the settings. It must not know which numbers there are.
 """
 
 import csv
@@ -21,7 +20,7 @@ from rlrun.data.results import RETURN, flat, flat_numbers, plain_row
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run_folder import RunFolder, plain_settings
 
-_MOST_PARAMETERS = 100  # that MLflow's server takes at once
+_MOST_PARAMETERS = 100  # limit of one request to MLflow's server
 
 
 class CsvSink:
@@ -29,16 +28,16 @@ class CsvSink:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "metrics.csv"
-        # Also of earlier sessions, as far as a resumed run keeps them.
+        # Rows of earlier sessions, up to the checkpoint that a run is resumed from.
         self._rows = list(map(flat, read_rows(RunFolder(run_dir).metrics, warn=False)))
         self._columns: dict[str, None] = {}
         self._is_whole = True
         self._write_all()
 
     def write(self, result: dict[str, Any]) -> None:
-        """Append a line; the file is written anew where a column appears for the first time.
+        """Append a line.
 
-        And after an OSError, which may have left half a line.
+        The file is rewritten for a new column, and after an OSError that may have left half a line.
         """
         row = flat(plain_row(result))
         self._rows.append(row)
@@ -58,7 +57,7 @@ class CsvSink:
             writer.writerows(self._rows)
 
     def close(self) -> None:
-        """Every line is in the file already."""
+        """Do nothing, as every line is in the file already."""
 
 
 class TensorBoardSink:
@@ -68,7 +67,7 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = RunFolder(run_dir)
-        # Of a resumed run, what an earlier session wrote after the checkpoint does not count.
+        # Drops what an earlier session wrote after the checkpoint that the run is resumed from.
         last = deque(read_rows(folder.metrics, warn=False), maxlen=1)
         following = int(last[0]["env_steps"]) + 1 if last else 0
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=following)
@@ -114,7 +113,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Logs to Weights & Biases; a resumed run goes on in the same one there."""
+    """Logs to Weights & Biases; a resumed run continues the same W&B run."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class WandbSink:
 
 
 class MlflowSink:
-    """Logs to MLflow; a resumed run goes on in the same one there, known by ``mlflow.txt``."""
+    """Logs to MLflow; a resumed run continues the MLflow run with the id in ``mlflow.txt``."""
 
     def __init__(
         self, run_dir: Path, experiment: str | None = None, tracking_uri: str | None = None
@@ -205,7 +204,7 @@ def _media(result: Mapping[str, Any]) -> Iterator[tuple[str, Media]]:
 
 
 def _settings(folder: RunFolder) -> dict[str, bool | int | float | str]:
-    """All settings by address; what is neither number nor text as text."""
+    """All settings by address; values other than numbers and text as text."""
     return {
         key: value if isinstance(value, bool | int | float | str) else str(value)
         for key, value in flat(plain_settings(folder.config), ".").items()

@@ -1,7 +1,7 @@
-"""Numbers as text: in the console, in tables, on axes and on pages.
+"""Numbers as text, for the console, tables, axes and pages.
 
-Owns how many digits are shown, and the units of bytes and of time. It must not know what the
-numbers are of.
+Owns the number of digits, and the units of bytes and of time. It must not know what the numbers
+mean.
 """
 
 

@@ -1,4 +1,4 @@
-"""The live panel of a run: one frame for a terminal.
+"""Drawing the live panel of a run: one frame for a terminal.
 
 Owns the drawing: ``draw`` is a pure function of a ConsoleState and a width. It must not know when
 it is called (console.py).
@@ -40,7 +40,7 @@ _LEARNER_STATISTICS = {
     "vf_explained_variance": "explained",
     "lr": "lr",
 }
-"""Statistics that come first, with their labels; others follow while there is room."""
+"""Statistics that come first -> their labels; others follow if there is room."""
 
 
 def draw(state: ConsoleState, width: int) -> RenderableType:
@@ -82,7 +82,9 @@ def picture(header: RunHeader, results: Iterable[Mapping[str, Any]], title: str)
     console = Console(record=True, width=WIDEST, file=StringIO())
     console.print(draw(state, WIDEST))
     drawn = console.export_svg(title=title)
-    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from the web
+    return re.sub(
+        r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL
+    )  # would load fonts from the web
 
 
 def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:

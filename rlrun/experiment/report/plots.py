@@ -1,6 +1,7 @@
-"""Pictures of several panels, a PNG file each.
+"""Pictures of several panels in one file.
 
-Owns matplotlib, an extra: without it there is no picture. It must not know what is drawn.
+Owns the use of matplotlib, an extra without which no picture is written. It must not know what is
+drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +23,13 @@ def save_panels(
     dpi: int,
     share_y: bool = False,
 ) -> bool:
-    """Draw each item into a panel of its own by ``draw(axes, item)``.
+    """Draw each item into its own panel with ``draw(axes, item)``.
 
     Args:
-        path: the PNG file.
+        path: the file, as PNG or SVG.
         items: items in the order of the panels, row by row.
         draw: called once for each item.
-        columns: most panels in a row.
+        columns: maximum number of panels in a row.
         panel_size: width and height of a panel, in inches.
         dpi: dots per inch.
         share_y: whether all panels have the same vertical axis.

@@ -56,7 +56,7 @@ SORT_KEYS: dict[str, Callable[[RunEntry], Any]] = {
 
 
 def list_table(entries: Iterable[RunEntry], home: Path, *, members: bool) -> Table:
-    """A row for each run or sweep, named below ``home``; with its members below it if wanted."""
+    """A row for each run or sweep, named relative to ``home``, and for its members if wanted."""
     heads = ("run", "state", "done", "best", "size", "age")
     rows = []
     for entry in entries:
@@ -117,10 +117,10 @@ def to_json(entry: RunEntry) -> dict[str, Any]:
 
 
 def show_lines(entry: RunEntry) -> list[str]:
-    """A run or sweep as lines of a name and a text."""
+    """The facts about a run or sweep as lines, each with a name and a text."""
     lines = [str(entry.path)]
     for name, text in _facts(entry):
-        # A command stays one line, to be pasted.
+        # A command stays on one line, so it can be pasted.
         parts = (
             [text]
             if name in ("command", "resumed")
@@ -195,7 +195,7 @@ def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def differences(left: RunEntry, right: RunEntry) -> dict[str, dict[str, list[Any]]]:
-    """``settings`` and ``code`` that differ, and ``results``, each with the two values by name."""
+    """``settings`` and ``code`` that differ, and ``results``: by name the two values."""
     settings = [flat(entry.settings, ".") for entry in (left, right)]
     code = [flat(_session_code(entry), ".") for entry in (left, right)]
     results = [_results(entry) for entry in (left, right)]
@@ -238,11 +238,11 @@ def difference_lines(left: RunEntry, right: RunEntry) -> list[str]:
 def _result(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
-    return number(value) if value == int(value) else rounded(value)  # counts have all digits
+    return number(value) if value == int(value) else rounded(value)  # all digits of a count
 
 
 def usage_table(entries: Iterable[RunEntry], home: Path) -> Table:
-    """Bytes of each run or sweep, the largest first, by what they hold, and the sum."""
+    """Disk use of each run or sweep by kind of file, the largest first, and the sum."""
     heads = ("run", "checkpoints", "videos", "metrics", "other", "all")
     sums = [0] * 5
     rows = []
@@ -265,7 +265,7 @@ def _sum_of_sizes(entry: RunEntry) -> list[int]:
 
 
 class RowLines:
-    """Rows of a run as lines of a table whose columns never change their width."""
+    """Rows of a run as lines of a table with columns of fixed width."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         last = {key: key.rpartition("/")[2] for key in keys}

@@ -1,7 +1,7 @@
-"""The page of a run: what it was, its curves, where the time went, what went wrong, its settings.
+"""The page of a run: outcome, curves, time by phase, faults, sessions and settings.
 
-Owns the choice and the order of what is shown. Everything is read from the run folder; no code that
-its settings name is imported. It must not know HTML.
+Owns what is shown, and in which order. Everything is read from the run folder, and no code that its
+settings name is imported. It must not know HTML.
 """
 
 import math
@@ -105,7 +105,7 @@ def _result_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def _learner_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """A chart for each statistic of the learners that changes, with a curve a policy."""
+    """A chart for each statistic of the learners that changes, with a curve per policy."""
     statistics: dict[str, list[Curve]] = {}
     found = rows[-1].get("learners") if rows else None
     learners = found if isinstance(found, dict) else {}
@@ -120,7 +120,7 @@ def _learner_charts(rows: Sequence[Row]) -> Iterator[Chart]:
 
 
 def number_keys(row: Row, home: str) -> list[str]:
-    """The addresses below a part of a row that hold numbers."""
+    """The addresses of numbers below a part of a row."""
     try:
         part = lookup(row, home)
     except KeyError:
@@ -134,7 +134,7 @@ def _timers(rows: Sequence[Row]) -> Table:
     total = sum(seconds.values()) or 1.0
     cells = []
     for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
-        share = value / total if math.isfinite(total) else 0.0  # of a damaged file
+        share = value / total if math.isfinite(total) else 0.0  # if the file is damaged
         bar = "█" * round(30 * share)
         cells.append((name.removesuffix("_s"), f"{value:,.1f}", f"{share:.0%}", bar))
     heads = ("phase", "seconds", "share", "")
@@ -184,7 +184,7 @@ def _overridden(meta: Mapping[str, Any]) -> set[str]:
 
 
 def _add_settings(page: WebPage, settings: Mapping[str, Any], overridden: set[str]) -> None:
-    """All settings: those that are set first, with their origin; defaults behind a fold."""
+    """Add the settings that were set, with their origin, and the defaults, folded."""
     defaults = _defaults(settings["algorithm"])
     chosen, untouched = [], []
     for address, value in flat(settings, ".").items():
@@ -199,7 +199,7 @@ def _add_settings(page: WebPage, settings: Mapping[str, Any], overridden: set[st
 
 
 def _defaults(algorithm: str) -> dict[str, Any]:
-    """Default by address; of the algorithm's own settings only for rlrun's algorithms."""
+    """Address -> default; an algorithm's own settings only if it is one of rlrun's."""
     fields = ExperimentConfig.model_fields
     plain = {
         name: to_plain(field.get_default(call_default_factory=True))

@@ -1,8 +1,8 @@
-"""Sinks: the objects that receive the result of every iteration, all of them the same dict.
+"""Sinks: objects that receive the result of every iteration, all of them the same dict.
 
-Owns the interface, how sinks are made, and ``metrics.jsonl``: whole lines
-only, a key in every line from its first one on, and its repair when a run is resumed. It must not
-know which numbers a result holds.
+Owns their interface, how they are made, and ``metrics.jsonl``: only whole lines, each with all keys
+of the lines before it, and its repair when a run is resumed. It must not know which numbers a
+result holds.
 """
 
 import inspect
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 MOST_WAITING_BYTES = 16 * 2**20
-"""Lines that are kept in memory while the disk is full."""
+"""Size of the lines that are kept in memory while the disk is full."""
 
 
 class DiskRefusedError(InputError):
@@ -44,9 +44,9 @@ class DiskRefusedError(InputError):
 
 
 class JsonlSink:
-    """Appends results; a line is in the file, whole, when ``write`` returns.
+    """Appends results; when ``write`` returns, the whole line is in the file.
 
-    If the disk refuses, ``write`` raises OSError, no half line is left, and the next ``write`` or
+    If the disk is full, ``write`` raises OSError, no half line is left, and the next ``write`` or
     ``close`` tries again. Once too many lines wait, ``write`` raises DiskRefusedError.
     """
 
@@ -56,7 +56,7 @@ class JsonlSink:
         self._template = next(rows, None)
         self._known = set[str]()
         if self._template is not None:
-            for last in deque(rows, maxlen=1):  # it has all keys that came since the first row
+            for last in deque(rows, maxlen=1):  # it has all keys of earlier rows
                 self._template = with_later_keys(self._template, last)
             self._known = set(addresses(self._template))
         self._file = path.open("a+b", buffering=0)
@@ -76,7 +76,7 @@ class JsonlSink:
         self._flush()
 
     def finish(self) -> None:
-        """Write the pending lines; raise DiskRefusedError if the disk refuses them still."""
+        """Write the pending lines; raise DiskRefusedError if they still cannot be written."""
         try:
             self._flush()
         except OSError as error:
@@ -85,12 +85,12 @@ class JsonlSink:
             ) from None
 
     def content(self) -> bytes:
-        """All lines, pending ones included, even of a file that has been removed since."""
+        """All lines, including pending ones, even if the file has been removed."""
         descriptor = self._file.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0) + b"".join(self._pending)
 
     def close(self) -> None:
-        """Write the pending lines, if the disk allows, and close the file."""
+        """Write the pending lines and close the file."""
         try:
             self._flush()
         finally:
@@ -107,7 +107,7 @@ class JsonlSink:
             os.ftruncate(descriptor, end)  # no half line
             if sum(map(len, self._pending)) > MOST_WAITING_BYTES:
                 raise DiskRefusedError(
-                    f"{self._path}: the disk has refused the last {len(self._pending):,} results, "
+                    f"{self._path}: the last {len(self._pending):,} results could not be written, "
                     "more than are kept in memory"
                 ) from None
             raise
@@ -118,25 +118,25 @@ class JsonlSink:
         late = [name for name in new if not (is_by_name(name) or comes_later(name))]
         if late:
             log.warning(
-                "metrics.jsonl: new from this line on: %s; a result should have all its keys "
-                "from the first iteration, None where there is no number yet",
+                "metrics.jsonl: new keys from this line on: %s; a result should have all its keys "
+                "from the first iteration, with None for missing numbers",
                 ", ".join(sorted(late)),
             )
 
 
 def json_line(row: Row) -> bytes:
-    """One line of metrics.jsonl; floats by ``repr``, so that reading gives the same bits."""
+    """One line of metrics.jsonl; floats as ``repr``, so that reading gives the same bits."""
     return json.dumps(row, allow_nan=False).encode() + b"\n"
 
 
 def repair(path: Path, last: Row | None, *, whole: bool = True) -> None:
-    """Let the file end with ``last``, the row of the checkpoint that a run is resumed from.
+    """Make the file end with ``last``, the row of the checkpoint that a run is resumed from.
 
-    Later rows, damaged ones and half a line are dropped; ``last`` is added if a kill came before it
-    was written. None empties the file.
+    Later rows, damaged ones and half a line are dropped; ``last`` is added if the run was killed
+    before it was written. None empties the file.
 
     Args:
-        whole: the rows before ``last`` were there; log a warning with those that are missing now.
+        whole: the rows before ``last`` were written; log a warning if some are missing.
     """
     kept: list[Row] = []
     if last is not None:
@@ -151,7 +151,7 @@ def repair(path: Path, last: Row | None, *, whole: bool = True) -> None:
 
 
 def read_rows(path: Path, *, warn: bool = True) -> Iterator[Row]:
-    """All good rows of a metrics.jsonl; half a line at the end, as a kill leaves it, is none.
+    """The valid rows of a metrics.jsonl, without half a line that a kill may leave at the end.
 
     Args:
         warn: log a warning with the number of each damaged line.
@@ -166,7 +166,7 @@ def read_rows(path: Path, *, warn: bool = True) -> Iterator[Row]:
             if row is not None:
                 yield row
             elif warn:
-                log.warning("%s:%d: the line is damaged and left out", path, number)
+                log.warning("%s:%d: the line is damaged and skipped", path, number)
 
 
 def follow_rows(
@@ -175,7 +175,7 @@ def follow_rows(
     """The last rows of a metrics.jsonl, then each that is added while the run is live."""
     start, begun = 0, False
     while True:
-        goes_on = is_live()  # asked first: a run writes its last rows before it ends
+        goes_on = is_live()  # first, as a run writes its last rows before it ends
         rows, end = _rows_from(path, start)
         yield from rows if begun else rows[max(0, len(rows) - last) :]
         if not goes_on:
@@ -214,20 +214,20 @@ CONSOLE = "console"
 
 
 class Sink(Protocol):
-    """The interface of everything that ``report.sinks`` names."""
+    """The interface of the sinks in ``report.sinks``."""
 
     def write(self, result: dict[str, Any], /) -> None:
         """Receive one iteration's result; it is shared and must not be changed."""
 
     def close(self) -> None:
-        """The run has ended, for any reason."""
+        """Release everything: the run has ended, for whatever reason."""
 
 
 def make_sinks(specs: Iterable[UseSpec], folder: RunFolder) -> list[Sink]:
     """Make the sinks of ``report.sinks``, except the console; JSONL comes first, named or not.
 
-    Those by name and users' own are called with their arguments from the file, and with the path of
-    the run folder if they have a parameter ``run_dir``.
+    Each is made with its arguments from the file, and with the path of the run folder if it has a
+    parameter ``run_dir``.
     """
     others = [_make_sink(spec, folder) for spec in specs if spec.use not in BUILT_IN_SINKS]
     return [JsonlSink(folder.metrics), *others]

@@ -16,13 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 Scores = NDArray[np.float64]
 
 MIN_RUNS = 5
-"""Fewest runs for an interval: of fewer, a bootstrap can hardly draw anything but what it has."""
+"""Fewest runs for an interval; with fewer, bootstrap samples hardly differ."""
 
 
 def iqm(*tasks: ArrayLike) -> Scores:
     """The interquartile mean: the mean of the runs of all tasks, [..., N] each, -> [...].
 
-    The lowest and highest quarters are left out, rounded down to whole runs: of three runs none.
+    The lowest and highest quarters are left out, rounded down to whole runs; with three runs, none.
     """
     ordered = np.sort(np.concatenate([np.asarray(t, np.float64) for t in tasks], -1), axis=-1)
     count = ordered.shape[-1]

@@ -1,4 +1,4 @@
-"""Tables of text cells: for terminals, pipes and Markdown pages.
+"""Tables of text cells, for terminals, pipes and Markdown pages.
 
 Owns how headings and rows are laid out. It must not know what the cells mean.
 """
@@ -32,7 +32,7 @@ class Table:
         ]
 
     def cut(self, width: int) -> "Table":
-        """The table with the texts of its last column cut, so that a row is a line of ``width``."""
+        """The table with its last column cut, so that lines have at most ``width`` columns."""
         others = [max(map(len, cells)) for cells in zip(self.heads, *self.rows, strict=True)][:-1]
         room = max(8, width - sum(others) - 2 * len(others))
         rows = [

@@ -1,7 +1,7 @@
 """Self-contained web pages: headings, tables and charts in one file, light or dark.
 
-Owns the HTML, the style and the drawing of charts as inline SVG. No script, nothing is loaded from
-elsewhere; every text is escaped. It must not know what is shown.
+Owns the HTML, the style and the drawing of charts as inline SVG. Pages have no script and load
+nothing, and every text is escaped. It must not know what is shown.
 """
 
 import math
@@ -49,7 +49,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 26.0, 8.0, 44.0
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart, perhaps with a band around it."""
+    """One line of a chart, optionally with a band around it."""
 
     label: str
     x: Sequence[float]
@@ -96,23 +96,23 @@ class WebPage:
         self.parts.append(f"<h2>{escape(text)}</h2>")
 
     def text(self, text: str, *, soft: bool = False) -> None:
-        """A paragraph; soft for what is less important."""
+        """Add a paragraph; ``soft`` is for less important text."""
         self.parts.append(f"<p{' class=soft' if soft else ''}>{escape(text)}</p>")
 
     def table(self, table: Table, *, folded: str | None = None) -> None:
-        """A table; with ``folded`` behind that line, to be opened."""
+        """Add a table; ``folded`` is a line that opens it."""
         html = _table(table)
         if folded is not None:
             html = f"<details><summary>{escape(folded)}</summary>{html}</details>"
         self.parts.append(html)
 
     def charts(self, charts: Iterable[Chart]) -> None:
-        """Charts, side by side where the page is wide enough."""
+        """Add charts, side by side if the page is wide enough."""
         figures = "".join(map(_figure, charts))
         self.parts.append(f'<div class="charts">{figures}</div>')
 
     def parallel(self, title: str, axes: Sequence[Axis]) -> None:
-        """Parallel coordinates: a line through all axes, coloured by its place on the last."""
+        """Add parallel coordinates: lines through all axes, coloured by their place on the last."""
         svg = _parallel_svg(title, axes)
         figure = f'<figure class="wide"><figcaption>{escape(title)}</figcaption>{svg}</figure>'
         self.parts.append(figure)
