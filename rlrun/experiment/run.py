@@ -78,7 +78,7 @@ def run_experiment(
         resume: resume the newest unfinished run of this configuration, or the run in ``run_dir``,
             if there is one; for jobs that a scheduler starts again.
         address: Ray cluster to join; default a local Ray, started only for remote env runners.
-        console: "panel", "lines" or "quiet"; default the most that the terminal can show.
+        console: "panel", "lines" or "quiet"; default a panel if the terminal can show it.
 
     Raises:
         ConfigError: the experiment is wrong. RunFolderError: the folder cannot be used.

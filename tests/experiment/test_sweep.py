@@ -218,8 +218,8 @@ def test_a_group_is_trained_longer(counting):
 @pytest.mark.parametrize(
     ("section", "overrides", "says"),
     [
-        ("{seeds: 1}", ["training.gain=9"], "its trials keep their settings; only stop can change"),
-        ("{seeds: 1}", ["sweep.seeds=2"], "only stop can change"),
+        ("{seeds: 1}", ["training.gain=9"], "only stop can be changed"),
+        ("{seeds: 1}", ["sweep.seeds=2"], "only stop can be changed"),
         (
             "{space: {stop.training_iteration: {grid: [1]}}}",
             [],

@@ -132,7 +132,7 @@ def test_a_trial_that_needs_too_much_is_refused_with_the_arithmetic():
         ResourceError, match=r"need 8 CPUs, but this machine has 2: set env_runners"
     ):
         check_fits([experiment("env_runners: {num_env_runners: 8}")], capacity({"CPU": 2.0}))
-    with pytest.raises(ResourceError, match=r"needs 1 CPU, 1 GPU on one machine; there is 2 CPU"):
+    with pytest.raises(ResourceError, match=r"needs 1 CPU, 1 GPU on one machine; available: 2 CPU"):
         check_fits([experiment("learners: {device: cuda}")], capacity({"CPU": 2.0}))
     big = experiment("env_runners: {num_env_runners: 1, num_cpus_per_env_runner: 3}")
     with pytest.raises(ResourceError, match="an env runner needs 3 CPU on one machine"):
@@ -243,13 +243,16 @@ def test_a_sweep_is_not_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("stop: {episode_return_mean: 475}\nsweep: {scheduler: asha", "does not bound it"),
+        (
+            "stop: {episode_return_mean: 475}\nsweep: {scheduler: asha",
+            "need a bound on the length of runs",
+        ),
         (
             "sweep: {scheduler: {use: asha, time_attr: time_s}",
             r"set stop.time_s or sweep.scheduler",
         ),
-        ("sweep: {scheduler: {use: asha, grace_period: 0}", "asha refuses its arguments"),
-        ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "pbt refuses its arguments"),
+        ("sweep: {scheduler: {use: asha, grace_period: 0}", "wrong arguments of asha"),
+        ("sweep: {scheduler: {use: pbt, quantile_fraction: 2}", "wrong arguments of pbt"),
     ],
 )
 def test_a_scheduler_that_tune_refuses_is_named(text, says):

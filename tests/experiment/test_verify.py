@@ -84,7 +84,7 @@ def test_a_case_can_be_chosen_by_name():
     assert choose_cases([second.name, first.name, second.name]) == [second, first]
     with pytest.raises(InputError, match=r"'ppo-cartpol' - did you mean ppo-cartpole\?") as error:
         choose_cases(["ppo-cartpol", "xyz"])
-    assert "'xyz'; `rlrun verify --list` names all" in str(error.value)
+    assert "'xyz'; see `rlrun verify --list`" in str(error.value)
 
 
 def seed_result(seed, **numbers):
@@ -269,7 +269,7 @@ def test_runs_share_the_cores(check, tmp_path, jobs, most):
 
 def test_runs_with_different_settings_are_refused(check):
     check(case("a"), seeds=range(1, 2))
-    with pytest.raises(InputError, match=r"training.gamma is 0.98 there, 0.5 here"):
+    with pytest.raises(InputError, match=r"training.gamma is 0.98, expected 0.5"):
         check(case("a", overrides=("training.gamma=0.5",)), seeds=range(1, 2))
 
 

@@ -1,7 +1,7 @@
-"""The points of a sweep: the settings to try, in their order, and the experiments they make.
+"""The points of a sweep: the settings to try, in order, and their experiments.
 
-Owns the way from ``sweep.space`` to settings and from settings to an experiment; the walk over
-grids and the draws are Ray Tune's. It must not know how trials are run.
+Owns the conversion of ``sweep.space`` to settings, and of settings to an experiment. Grids and
+random draws are Ray Tune's. It must not know how trials are run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ def seeds_of(experiment: ExperimentConfig) -> list[int]:
 
 
 class PointBuilder:
-    """Makes experiments: the sweep's file with the settings of a point laid over it.
+    """Makes experiments: the sweep's file, overridden by the settings of a point.
 
     Args:
         sweep_yaml: text of the sweep's resolved file.
@@ -92,13 +92,13 @@ class PointBuilder:
         self._tree = Node(_without_null_use(kept), tree.origin)
 
     def build(self, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:
-        """The experiment of a trial; ConfigError if the settings contradict each other."""
+        """The experiment of a trial. Raises ConfigError if settings contradict each other."""
         tree = overlaid(self._tree, {**settings, "seed": seed})
         return resolve(tree).experiment
 
 
 def _without_null_use(sections: dict[str, Node]) -> dict[str, Node]:
-    """Drop ``model.use: null``, beside which a point's model would replace all of ``model``."""
+    """Drop ``model.use: null``, with which a point's model would replace all of ``model``."""
     model = sections.get("model")
     if model is None or not isinstance(model.value, dict):
         return sections
@@ -115,7 +115,7 @@ def experiments_of(
     """The experiment of each point, with the first seed.
 
     Raises:
-        ConfigError: every problem of every point, at the place of the sweep's space.
+        ConfigError: with all problems of all points, at the place of the sweep's space.
     """
     builder = PointBuilder(dump_yaml(experiment), "sweep.yaml")
     origin = find(origins, ("sweep", "space")).origin if origins else Origin("sweep")
@@ -157,7 +157,7 @@ def short_names(addresses: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """A value as short text; null, true and false as YAML has them."""
+    """A value as short text; null, true and false as in YAML."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
 """Reports of a sweep: a table or lines of its trials, and its outcome as lines, a plot and a file.
 
-Owns the words, when text appears, and the picture. It must not know how trials are run.
+Owns the words, the picture, and when text appears. It must not know how trials are run.
 """
 
 import time
@@ -34,7 +34,7 @@ _STYLES: dict[Status, str] = {
 
 
 class SweepConsole(Console):
-    """The console of a sweep; by itself it is the quiet one."""
+    """The console of a sweep. The base class is the quiet console."""
 
     def __init__(self, table: TrialTable, title: str, num_trials: int) -> None:
         self.table, self.title, self.num_trials = table, title, num_trials
@@ -52,18 +52,18 @@ class SweepConsole(Console):
         return time.monotonic() - self.started
 
     def share(self) -> float:
-        """Used share of all trials' budgets, 0 to 1."""
+        """The used share of all trials' budgets, 0 to 1."""
         used = sum(1.0 if trial.over else trial.share for trial in self.table.trials)
         return used / max(1, self.num_trials)
 
     def left_s(self) -> float | None:
-        """Seconds until all trials have ended, at this session's pace; None if unknown."""
+        """Seconds until all trials have ended, at this session's speed; None if unknown."""
         share = self.share()
         gained = share - self._share_before
         return None if gained <= 0 else (1.0 - share) * self.elapsed_s / gained
 
     def changed(self, trial: Trial) -> None:
-        """Something about a trial has changed."""
+        """Receive a trial that has changed."""
 
 
 class SweepLines(SweepConsole):
@@ -180,7 +180,7 @@ class SweepOutcome:
 
 
 def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
-    """Write the best trial's experiment as best.yaml; None without scores, or with seeds alone."""
+    """Write the best trial's experiment as best.yaml; None without scores, or for seeds only."""
     best = table.best()
     if best is None or best.score is None or not best.settings:
         return None
@@ -201,7 +201,7 @@ def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
 
 
 def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
-    """The outcome in a few lines, with the commands that may follow; the first is the headline."""
+    """The outcome in a few lines, with commands to go on with; the first is the headline."""
     counts = ", ".join(f"{count} {status}" for status, count in table.counts().items())
     headline = "Finished" if outcome.end == "finished" else "Interrupted"
     run, kind = ("run", "group") if table.is_group else ("trial", "sweep")
@@ -271,7 +271,7 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
 
 
 def _use_log_scale(axes: Any) -> None:
-    """Label 1, 2 and 5 of each decade: the range may hold no power of ten."""
+    """Label 1, 2 and 5 of each decade, as a range may contain no power of ten."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

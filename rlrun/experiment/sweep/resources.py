@@ -2,9 +2,9 @@
 
 Owns the arithmetic. It must not know Ray Tune.
 
-A trial with env runners reserves one bundle for its own process and one for each runner, all or
-nothing. Its own process is idle while the runners sample and takes no CPU, as in `rlrun train`. A
-trial without runners takes one CPU.
+A trial with env runners reserves a bundle for its own process and one for each runner, all at once.
+Its own process is idle while the runners sample and takes no CPU, as in `rlrun train`. A trial
+without runners takes one CPU.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ class Capacity:
 
 
 def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> None:
-    """Raise if a trial needs more than there is.
+    """Raise if a trial needs more than is available.
 
     Raises:
         ResourceError: with the arithmetic and a setting that fits.
@@ -75,13 +75,13 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
                 text = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
                 kind = "an env runner" if len(bundles_of(experiment)) > 1 else "a trial"
                 most = "; ".join(_node_text(node) for node in capacity.nodes)
-                problems[f"{kind} needs {text} on one machine; there is {most}"] = None
+                problems[f"{kind} needs {text} on one machine; available: {most}"] = None
     if problems:
         raise ResourceError("\n".join(problems))
 
 
 def trials_at_once(experiments: Iterable[ExperimentConfig], total: Resources) -> int:
-    """How many trials run at the same time, if they are the ones that need the least."""
+    """The number of trials that can run at the same time, if they are those that need least."""
     there = {"CPU": total.cpus, "GPU": total.gpus, **total.custom}
     fitting = []
     for experiment in experiments:
@@ -101,6 +101,6 @@ def _node_text(node: Mapping[str, float]) -> str:
 
 
 def local_capacity(total: Resources) -> Capacity:
-    """The resources of a Ray that has yet to be started on this machine."""
+    """The resources that a Ray started on this machine will have."""
     cpus, gpus = max(1.0, float(int(total.cpus))), float(int(total.gpus))
     return Capacity(total, ({"CPU": cpus, "GPU": gpus, **total.custom},), "this machine")

@@ -1,7 +1,7 @@
-"""A sweep: many runs of one experiment with different settings, searched by Ray Tune.
+"""Running and resuming a sweep: runs of one experiment with settings that Ray Tune searches.
 
-Owns the order of the steps: plan, check, make the folder, run the trials, sum up; and resuming a
-sweep. It must not know their details.
+Owns the order of the steps: plan, check, make the folder, run the trials, sum up. It must not know
+their details.
 """
 
 import logging
@@ -66,7 +66,7 @@ from rlrun.experiment.unfinished_run import unfinished_run
 log = logging.getLogger(__name__)
 
 _COMPARING = ("asha", "median")
-"""Schedulers that compare with the results of earlier trials."""
+"""Schedulers that compare trials with earlier ones."""
 
 
 def run_sweep(
@@ -86,11 +86,11 @@ def run_sweep(
         resume: resume the newest unfinished sweep of this configuration, or the one in ``run_dir``,
             if there is one.
         address: Ray cluster to join, whose nodes must see the folder; default a local Ray.
-        console: "panel", "lines" or "quiet"; default the most that the terminal can show.
+        console: "panel", "lines" or "quiet"; default a panel if the terminal can show it.
 
     Raises:
         ConfigError: the sweep or one of its points is wrong. ResourceError: a trial needs more
-        than there is. RunFolderError: the folder cannot be used. Nothing has been started then.
+        than is available. RunFolderError: the folder cannot be used. Nothing is started then.
     """
     console = known_style(console)
     experiment, loaded = given_experiment(experiment, overrides)
@@ -159,11 +159,11 @@ def _resumed(
 
 
 def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig) -> None:
-    """Let finished trials continue up to the experiment's stop, which the folder gets.
+    """Let finished trials continue to the experiment's stop, and write it to the folder.
 
     Raises:
-        RunFolderError: other settings differ from the folder's, the trials have stops of their own,
-            or one has no checkpoint to continue from.
+        RunFolderError: other settings differ from the folder's, the trials have their own stops, or
+            one has no checkpoint to continue from.
     """
     before = load(folder.config, trust=True).experiment
     searched = {name.partition(".")[0] for trial in table.trials for name in trial.settings}
@@ -174,7 +174,7 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
         if newest_checkpoint(RunFolder(folder.path / trial.folder).checkpoints) is None
     ]
     if before.model_copy(update={"stop": experiment.stop}) != experiment:
-        problem = "its trials keep their settings; only stop can change"
+        problem = "only stop can be changed"
     elif experiment.sweep.scheduler is not None or "stop" in searched:
         problem = "its search or scheduler decides when trials stop; resume single trials instead"
     elif lacking:
@@ -191,7 +191,7 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
 def _require_known_code(
     folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig
 ) -> None:
-    """Raise TrustError if settings of trials name code that the sweep's own file does not name."""
+    """Raise TrustError if settings of trials name code that is not in the sweep's own file."""
     known = [value for _, value in code_of(to_plain(experiment))]
     code = [
         found
@@ -231,7 +231,7 @@ class _Plan:
         sweep = experiment.sweep
         if not is_sweep(sweep):
             origin = COMMAND_LINE if origins is None else Origin(origins.origin.source)
-            message = "nothing to sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}}"
+            message = "nothing to sweep; add a space: {training.lr: {loguniform: [1e-4, 1e-2]}}"
             raise ConfigError([Problem(origin, "sweep", message)])
         from rlrun.experiment.sweep.tune import make_scheduler
 
@@ -246,7 +246,7 @@ class _Plan:
             check_fits(self.experiments, there)
 
     def new_table(self, folder: SweepFolder) -> TrialTable:
-        """The trials of all points; Optuna adds its points later."""
+        """A table with the trials of all points; Optuna adds its points later."""
         sweep = self.experiments[0].sweep
         table = TrialTable(folder.trials, (), metric=sweep.metric, mode=sweep.mode)
         for number, settings in enumerate(self.points, 1):
@@ -280,7 +280,7 @@ class _Sweep:
         self.console: SweepConsole
 
     def run(self, run_log: RunLog, overrides: Sequence[str]) -> SweepOutcome:
-        """Run until the end; however it ends, the outcome is noted and everything is closed."""
+        """Run to the end; in any case note the outcome and close everything."""
         with ExitStack() as stack:
             self.folder.begin_session(resumed_from=None, overrides=overrides)
             self.console = make_sweep_console(
@@ -357,7 +357,7 @@ class _Sweep:
     def _start_ray(self, stack: ExitStack) -> None:
         if not is_running():
             stack.callback(stop_ray)
-        # Checked for one trial at a time: all together may need more, and take turns.
+        # Checked for each trial, as all together may need more and take turns.
         limit_s = self.experiment.fault_tolerance.env_runner_start_timeout_s
         start_ray(EnvRunnersConfig(), self.address, start_timeout_s=limit_s)
         if self.address:

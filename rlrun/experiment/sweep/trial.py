@@ -1,7 +1,7 @@
-"""One trial of a sweep: an ordinary run, driven step by step by Ray Tune.
+"""One trial of a sweep: an ordinary run that Ray Tune drives step by step.
 
-Owns opening, advancing and closing a run whose end Tune may decide, continuing from another trial's
-checkpoint, and the translation to Tune's calls. It must not know which trials there are.
+Owns opening, advancing and closing a run that Tune may end, continuing from another trial's
+checkpoint, and the interface for Tune. It must not know which trials there are.
 """
 
 import json
@@ -31,18 +31,18 @@ from rlrun.experiment.sweep.points import PointBuilder, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
 IDENTITY = "_trial"
-"""Key of the config for the facts about the trial; all other keys are addresses of settings."""
+"""Key of the config for facts about the trial; all other keys are addresses of settings."""
 
 REACHED = "_reached"
-"""Key of a result: why the run has ended; missing if Tune stopped it."""
+"""Key of a result: the reason of the run's end; missing if Tune stopped it."""
 
 SHARE = "_share"
-"""Key of a result: used share of the run's budget."""
+"""Key of a result: the used share of the run's budget."""
 
 STEP_S = 1.0
-"""Seconds of iterations that are one step of Tune, where no scheduler decides by each iteration: a
-step costs Tune a few milliseconds, as long as an iteration of a small environment takes. The table
-of trials is as old as that, and an interrupted trial goes on for as long."""
+"""Seconds of iterations in one step of Tune, unless a scheduler decides after each iteration. A
+step costs Tune a few milliseconds, as much as an iteration of a small environment. The table of
+trials is updated this often, and an interrupted trial continues for this long."""
 
 _CHECKPOINT = "checkpoint"
 _OWNER = "owner.json"
@@ -50,12 +50,12 @@ _LOCK_TIMEOUT_S = 60.0  # for another process that is closing the folder
 
 
 class TrialRun(RunSession):
-    """A session of a run in its folder, new or resumed, one iteration at a time.
+    """A session of a new or resumed run in its folder, one iteration at a time.
 
     Args:
         path: the run folder, which may be missing.
         experiment: experiment of the trial, with its seed.
-        take_over: another trial's checkpoint to continue from, instead of the folder's newest; its
+        take_over: another trial's checkpoint to continue from instead of the folder's newest; its
             row becomes the last row of this run.
     """
 
@@ -87,7 +87,7 @@ class TrialRun(RunSession):
 
     @property
     def share(self) -> float:
-        """Used share of the run's budget, 0 to 1; goals do not count until they are reached."""
+        """The used share of the run's budget, 0 to 1; goals count only when they are reached."""
         if self.last_row is None:
             return 0.0
         return 1.0 if self.done else self.stop.used_budget(self.last_row) or 0.0
@@ -103,7 +103,7 @@ class TrialRun(RunSession):
         return self.checkpoints.newest
 
     def close(self, outcome: str, reason: str) -> None:
-        """End the session, with a last checkpoint if wanted, and close everything."""
+        """Write a last checkpoint if wanted, end the session, and close everything."""
         with self._stack:
             wanted = self.experiment.checkpoint.at_end or outcome == "interrupted"
             try:
@@ -115,10 +115,10 @@ class TrialRun(RunSession):
             self.note_end(outcome, reason)
 
     def abandon(self, error: BaseException) -> None:
-        """Note why the run has failed, and close everything.
+        """Note the reason of a failure, and close everything.
 
         Raises:
-            FolderLostError: the last state had to be saved elsewhere.
+            FolderLostError: the folder is lost, and the last state was saved elsewhere.
         """
         lost = self.folder.path
         with self._stack:
@@ -129,7 +129,7 @@ class TrialRun(RunSession):
 
 
 def _opened(path: Path) -> RunFolder:
-    """The folder, locked; another process may be about to close it."""
+    """Open or make the folder and lock it; another process may be about to close it."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
@@ -172,7 +172,7 @@ class SweepTrial(tune.Trainable):
         return tune.PlacementGroupFactory(config[IDENTITY]["bundles"])
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Note the trial; the first step opens its run."""
+        """Store the facts about the trial; the first step opens its run."""
         self._identity = config[IDENTITY]
         self._settings = {key: value for key, value in config.items() if key != IDENTITY}
         self._take_over = None
@@ -185,7 +185,7 @@ class SweepTrial(tune.Trainable):
 
     @errors_for_the_driver()
     def step(self) -> dict[str, Any]:
-        """Iterate until the metric has a number, which Tune's schedulers require.
+        """Iterate until the metric has a number, as Tune's schedulers require.
 
         Without a scheduler, iterations of `STEP_S` are one step.
         """
@@ -213,7 +213,7 @@ class SweepTrial(tune.Trainable):
         (Path(checkpoint_dir) / _OWNER).write_text(json.dumps(self._identity["trial"]))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from another trial's checkpoint; its own is in the run folder anyway."""
+        """Continue from a checkpoint of another trial; its own ones are in the run folder."""
         owner = json.loads((Path(checkpoint) / _OWNER).read_text())
         if owner != self._identity["trial"]:
             self.finish("interrupted", f"continues from trial {owner}")
@@ -226,7 +226,7 @@ class SweepTrial(tune.Trainable):
             run.close(outcome, reason)
 
     def cleanup(self) -> None:
-        """The process ends, together with the sweep if a run is still open."""
+        """End the process; a run that is still open is interrupted with the sweep."""
         self.finish("interrupted", "with the sweep")
 
     def _opened(self) -> TrialRun:

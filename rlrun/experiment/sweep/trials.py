@@ -5,7 +5,7 @@ trials. It must not know how trials are run or shown.
 
 ==============  ==============================================================
 sweep.yaml      the resolved experiment with its sweep, a valid experiment file
-trials.jsonl    one trial a line: settings, status, score, folder
+trials.jsonl    one trial per line: settings, status, score, folder
 trials/0007/    a run folder like any other
 best.yaml       the best settings, a file for `rlrun train`
 plot.png        each setting against the score, if matplotlib is installed
@@ -27,7 +27,7 @@ from rlrun.data.results import number_at
 from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder
 
 Status = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
-"""``stopped``: by the scheduler; ``interrupted``: together with the sweep, to be resumed."""
+"""``stopped`` is by the scheduler, ``interrupted`` together with the sweep, to be resumed."""
 
 Settings = dict[str, Any]
 """Address -> value, as on the command line."""
@@ -49,7 +49,7 @@ class SweepFolder(RunFolder):
 
 
 def trial_name(number: int) -> str:
-    """A trial's folder below the sweep's; with zeros, so that names sort as numbers."""
+    """A trial's folder below the sweep's, with zeros so that names sort as numbers."""
     return f"trials/{number:04d}"
 
 
@@ -65,14 +65,14 @@ class Trial:
     settings: Settings
     status: Status = "waiting"
     reason: str | None = None
-    """Why it ended."""
+    """Reason of its end."""
     score: float | None = None
     """The sweep's metric in the last result."""
     training_iteration: int | None = None
     env_steps: int | None = None
     time_s: float | None = None
     share: float = 0.0
-    """How much of its budget is used, 0 to 1."""
+    """Used share of its budget, 0 to 1."""
     log: str | None = None
     """File with the traceback of a failure, below the sweep's folder."""
     folder: str = field(default="")
@@ -83,7 +83,7 @@ class Trial:
 
     @property
     def ended(self) -> bool:
-        """Whether a resumed sweep does not run it again, as it does failed trials."""
+        """Whether it finished or was stopped; a resumed sweep runs all other trials again."""
         return self.status in ("finished", "stopped")
 
     @property
@@ -92,7 +92,7 @@ class Trial:
         return self.ended or self.status == "failed"
 
     def take(self, result: Mapping[str, Any], metric: str | None) -> None:
-        """Take the numbers of a result."""
+        """Update from a result."""
         score = None if metric is None else number_at(result, metric)
         self.score = self.score if score is None else score
         for key in ("training_iteration", "env_steps"):
@@ -115,7 +115,7 @@ class TrialTable:
 
     @classmethod
     def read(cls, path: Path, *, metric: str | None, mode: str) -> "TrialTable":
-        """The trials of a sweep that is resumed."""
+        """Read the trials of a sweep that is resumed."""
         known = {item.name for item in fields(Trial)}
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         trials = [Trial(**{k: v for k, v in row.items() if k in known}) for row in rows]
@@ -146,7 +146,7 @@ class TrialTable:
 
     @property
     def is_group(self) -> bool:
-        """Whether the trials differ in their seed alone; unknown, and false, without any."""
+        """Whether the trials differ only in their seed; False without trials."""
         return bool(self.trials) and not any(trial.settings for trial in self.trials)
 
     def of_point(self, point: int) -> list[Trial]:
@@ -169,8 +169,8 @@ class TrialTable:
     def ranked(self) -> list[Trial]:
         """All trials, best first.
 
-        Trials that the scheduler stopped come after all others: they have the score of an
-        unfinished run, which would even be the best one by a metric such as env_steps.
+        Trials that the scheduler stopped come last but for failed ones: they have the score of an
+        unfinished run, which by a metric such as time_s could even be the best.
         """
         return sorted(self.trials, key=self._rank)
 

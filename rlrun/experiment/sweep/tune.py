@@ -1,6 +1,6 @@
-"""The trials of a sweep with Ray Tune: searcher, scheduler, and the run of all trials.
+"""Running the trials of a sweep with Ray Tune: searcher, scheduler, and events.
 
-Owns the objects of Tune, and what its events mean for the table of trials. It must not know how a
+Owns Tune's objects, and the effect of its events on the table of trials. It must not know how a
 sweep is planned or shown.
 """
 
@@ -47,8 +47,8 @@ class TrialSearch(Searcher):
 
     Args:
         table: new trials are added to it, and saved, before they start.
-        identify: returns the facts about a trial that its process needs besides the settings.
-        optuna: Tune's Optuna search, if that suggests points.
+        identify: returns facts about a trial that its process needs besides the settings.
+        optuna: Tune's Optuna search if it suggests the points.
         num_points, seeds: number of points of the whole search, and the seeds of each.
     """
 
@@ -143,7 +143,7 @@ def make_optuna(experiment: ExperimentConfig, num_points: int = 0) -> Any:
     """Tune's Optuna search over the sweep's space.
 
     Args:
-        num_points: of earlier sessions, whose draws are not drawn again.
+        num_points: number of points of earlier sessions, whose draws are not repeated.
     """
     import optuna
     from ray.tune.search.optuna import OptunaSearch
@@ -162,10 +162,10 @@ def make_optuna(experiment: ExperimentConfig, num_points: int = 0) -> Any:
 def make_scheduler(
     experiment: ExperimentConfig, points: Sequence[ExperimentConfig] = ()
 ) -> TrialScheduler:
-    """Tune's scheduler with the arguments in the file; InputError if Tune refuses them.
+    """Tune's scheduler with the arguments in the file. Raises InputError if Tune refuses them.
 
     Args:
-        points: the experiment with the settings of each point, if they are known.
+        points: the experiment of each point, if points are known.
     """
     sweep = experiment.sweep
     if sweep.scheduler is None:
@@ -176,7 +176,7 @@ def make_scheduler(
     if name in ("asha", "hyperband") and "max_t" not in given:
         given["max_t"] = max(_length(each, given["time_attr"]) for each in points or [experiment])
     if name in ("asha", "hyperband"):
-        given.setdefault("stop_last_trials", False)  # their own stop: ends them
+        given.setdefault("stop_last_trials", False)  # they end by their own ``stop:``
     try:
         match name:
             case "asha":
@@ -187,11 +187,11 @@ def make_scheduler(
                 return MedianStoppingRule(**given)
         return _population(space_of(sweep), given)
     except (AssertionError, TypeError, ValueError) as error:
-        raise InputError(f"sweep.scheduler: {name} refuses its arguments: {error}") from error
+        raise InputError(f"sweep.scheduler: wrong arguments of {name}: {error}") from error
 
 
 def _length(experiment: ExperimentConfig, unit: str) -> int:
-    """The longest that a run can be, in the unit that a scheduler counts in."""
+    """The length of the longest possible run, in the scheduler's unit."""
     if unit == _TIME:
         length, keys = most_iterations(experiment), "stop.training_iteration, stop.env_steps"
     else:
@@ -199,16 +199,16 @@ def _length(experiment: ExperimentConfig, unit: str) -> int:
         length = None if bound is None else max(1, int(bound))
     if length is None:
         raise InputError(
-            "sweep.scheduler: asha and hyperband need the length of the longest run, and stop: "
-            f"does not bound it; set {keys} or sweep.scheduler.max_t"
+            "sweep.scheduler: asha and hyperband need a bound on the length of runs; set "
+            f"{keys} or sweep.scheduler.max_t"
         )
     return length
 
 
 def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialScheduler:
     given.setdefault("perturbation_interval", _PBT_INTERVAL)
-    # Without this, a population larger than the machine takes the same checkpoint again and again
-    # while the trial that wrote it is paused.
+    # Without this, trials of a population larger than the machine continue from the same checkpoint
+    # again and again while the trial that wrote it is paused.
     given.setdefault("synch", True)
     domains = tune_space([dimension for dimension in varied if not dimension.is_list])
     lists = {each.address: list(each.arguments) for each in varied if each.is_list}
@@ -225,7 +225,7 @@ class Population(PopulationBasedTraining):
     """Tune's PBT; a trial that takes another's weights and settings keeps its identity."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Hide the searcher: Tune refuses all, as most could not follow changes of settings."""
+        """Hide the searcher: PBT refuses any, as most cannot follow changes of settings."""
         without: Any = _WithoutSearcher()
         super().on_trial_add(without, trial)
 
@@ -241,7 +241,7 @@ class _WithoutSearcher:
 
 
 def bounded(config: dict[str, Any], varied: Sequence[Dimension]) -> dict[str, Any]:
-    """The settings clipped to the space, whose bounds PBT's factors 0.8 and 1.2 ignore."""
+    """The settings clipped to the space, as PBT's factors 0.8 and 1.2 ignore its bounds."""
     found: Settings = dict(config)
     for each in varied:
         if each.is_list:
@@ -255,10 +255,10 @@ def bounded(config: dict[str, Any], varied: Sequence[Dimension]) -> dict[str, An
     return found
 
 
-_KEPT_CHECKPOINTS = 4  # Tune's copies of a trial: PBT must still find the one that it has chosen
+_KEPT_CHECKPOINTS = 4  # of each trial, by Tune: PBT must still find the one that it has chosen
 
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+:)")
-"""Where an exception's class is defined, as a traceback has it before the name."""
+"""The module names before an exception's class in a traceback."""
 
 _DEATH = ("The actor is dead", "The actor died", "ActorDiedError", "RayActorError")
 """Texts in Ray's errors for a process that has died."""
@@ -292,8 +292,8 @@ def run_trials(
     Args:
         at_once: number of trials that have room at the same time.
     """
-    # HyperBand waits for a full bracket, Optuna is asked as late as possible; otherwise all
-    # processes start at the same time, and not one after another, as Tune would have them.
+    # HyperBand waits for a full bracket, and Optuna should know as many results as possible.
+    # Otherwise all processes start at the same time, not one after another as Tune would do.
     starting = 1 if search.adapts else at_once
     if isinstance(scheduler, HyperBandScheduler):
         starting = search.num_trials
@@ -316,7 +316,7 @@ def run_trials(
 
 
 class _WhenInterrupted(Stopper):
-    """Ends all trials, each after its iteration, once the sweep is interrupted."""
+    """Ends each trial after its iteration once the sweep is interrupted."""
 
     def __init__(self, interrupted: Callable[[], bool]) -> None:
         self._interrupted = interrupted
@@ -325,11 +325,11 @@ class _WhenInterrupted(Stopper):
         return False
 
     def __reduce__(self) -> tuple[type[NoopStopper], tuple[()]]:
-        """Pickled by Tune, without the signal of this session."""
+        """Tune pickles the stopper, without the signals of this session."""
         return (NoopStopper, ())
 
     def stop_all(self) -> bool:
-        """Called in every turn of Tune's loop."""
+        """Whether to end; called in every turn of Tune's loop."""
         return self._interrupted()
 
 
@@ -347,7 +347,7 @@ class Events(Callback):
         self._processes: dict[int, Any] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has a process: it starts, or continues from a checkpoint."""
+        """Note that the trial starts, or continues from a checkpoint."""
         self._note(trial, "running", None)
 
     on_trial_restore = on_trial_start
@@ -355,7 +355,7 @@ class Events(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """The trial has a number for the metric."""
+        """Note the numbers of a trial."""
         record = self._record(trial)
         record.take(result, self._table.metric)
         record.share = float(result.get(SHARE, record.share))
@@ -367,7 +367,7 @@ class Events(Callback):
         self._changed(record)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has reached its stop, or the scheduler stops it."""
+        """Note that the trial reached its stop, or that the scheduler stopped it."""
         record = self._record(trial)
         if record.status != "finished":
             record.reason = "by the scheduler"
@@ -376,14 +376,14 @@ class Events(Callback):
         self._note(trial, record.status, record.reason)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The trial has raised, or its process has died; the others continue."""
+        """Note that the trial raised or its process died; the others continue."""
         record = self._record(trial)
         log = f"{record.folder}/log.txt"
         record.log = log if (self._home / log).exists() else None
         self._note(trial, "failed", failure(trial.error_file))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Close the runs of paused trials, whose processes Tune keeps without telling them."""
+        """Close the runs of paused trials, whose processes Tune keeps without a notice."""
         for trial in trials:
             record = self._record(trial)
             if trial.status == "PAUSED" and record.trial in self._processes:
@@ -406,7 +406,7 @@ class Events(Callback):
 
 
 def failure(error_file: str | None) -> str:
-    """The reason of a failure in one line, from the file in which Tune keeps the error."""
+    """The reason of a failure in one line, from the file in which Tune stores the error."""
     text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
     if any(words in text for words in _DEATH):
         return "its process died: killed, or out of memory"
@@ -417,7 +417,7 @@ def failure(error_file: str | None) -> str:
 def recall(
     scheduler: Any, trial: Trial, rows: Iterator[Mapping[str, Any]], sweep: SweepConfig
 ) -> None:
-    """Pass a scheduler the results of a trial of an earlier session, to compare with."""
+    """Pass the results of a trial of an earlier session to a scheduler, for comparison."""
     assert sweep.metric is not None
     assert sweep.scheduler is not None
     metric, unit = sweep.metric, str(sweep.scheduler.kwargs.get("time_attr", _TIME))
@@ -437,13 +437,13 @@ class _NoTrials:
     """The part of Tune's controller that schedulers ask about other trials."""
 
     def get_live_trials(self) -> list[Any]:
-        """No trials: the earlier session is over."""
+        """Return no trials, as the earlier session is over."""
         return []
 
 
 @contextmanager
 def _quiet_tune(variables: Mapping[str, str]) -> Iterator[None]:
-    """Silence Tune: no console, no files besides its own, no log lines on the terminal."""
+    """Silence Tune: no console, no log lines on the terminal, and only its own files."""
     ray_log = logging.getLogger("ray")
     level = ray_log.level
     ray_log.setLevel(logging.CRITICAL + 1)

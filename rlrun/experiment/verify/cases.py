@@ -22,16 +22,16 @@ class Reference:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     number: float
-    """Mean return; reached at this or above."""
+    """Mean return to reach."""
     env_steps: int
-    """Env steps it took."""
+    """Env steps of the published run."""
     kind: Kind
     source: str
     """Key of SOURCES."""
     published: str
-    """The number as it was published, and where exactly."""
+    """The number in the publication's own words, and its place there."""
     pass_mark: bool = False
-    """Whether it ends a test, and so is less than can be reached."""
+    """Whether it ends a test, so that more can be reached."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Case:
     config: str
     """File in configs/."""
     references: tuple[Reference, ...]
-    """The first one's env steps are the budget; of `training` it has the run use all of them."""
+    """The env steps of the first are the budget; if it is of `training`, the run uses all."""
     overrides: tuple[str, ...] = ()
-    """``KEY=VALUE``, laid over the file."""
+    """``KEY=VALUE``, which override the file."""
     env_steps: int | None = None
-    """Env steps to train, if fewer than the first reference's; None trains as many."""
+    """Env steps to train if fewer than the first reference's; None for the same number."""
     note: str = ""
     """How the published experiment differs, and what else a reader should know."""
 
@@ -63,8 +63,8 @@ class Case:
     def ends_at_goal(self) -> bool:
         """Whether the run may end before its budget.
 
-        A number of training is compared at the end of the whole budget: to stop at the goal would
-        be to stop at a lucky moment.
+        A number of training is compared at the end of the whole budget, as a run that stops at the
+        goal stops at a lucky moment.
         """
         return self.references[0].kind != "training"
 
@@ -75,10 +75,10 @@ class Case:
 
     @property
     def bars(self) -> tuple[Reference, ...]:
-        """The numbers that decide: the highest benchmark of each kind, or else pass mark.
+        """The numbers that decide: the highest benchmark of each kind, or pass mark without any.
 
-        Only those that took as many env steps as the run or more, and of `training` only where the
-        run takes all of its own.
+        They took at least as many env steps as the run; those of `training` decide only if the run
+        uses its whole budget.
         """
         comparable = [
             reference
@@ -93,7 +93,7 @@ class Case:
 
 
 def read_cases(path: Path) -> tuple[dict[Kind, str], dict[str, str], tuple[Case, ...]]:
-    """Kinds of numbers, sources and cases of a table.
+    """Read the kinds of numbers, the sources and the cases of a table.
 
     Raises:
         ConfigError: it is not valid YAML, or has a key twice. ValidationError: a case is malformed.

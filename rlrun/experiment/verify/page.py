@@ -1,8 +1,7 @@
 """The results of a verification: tables, the page docs/results.md, its curves and its record.
 
-Owns the words, the columns, the picture and `results.json` beside the page, with which a page can
-be rewritten on a machine that has not trained all of its cases. It must not know how anything is
-measured.
+Owns the words, the columns, the picture and `results.json` beside the page, from which a machine
+that has not trained all cases can rewrite the page. It must not know how numbers are measured.
 """
 
 import json
@@ -27,7 +26,7 @@ POINTS_OF_A_CURVE = 200
 def with_recorded(verification: Verification, path: Path) -> Verification:
     """The verification, with recorded results for unfinished cases.
 
-    An entry is used if the case's settings are unchanged, and if it has more finished seeds than
+    An entry is used if the case's settings are unchanged and the entry has more finished seeds than
     the verification.
     """
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -46,7 +45,7 @@ def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
 
 
 def write_record(verification: Verification, path: Path) -> None:
-    """Write the results, a line a case; entries of other cases in the file stay."""
+    """Write the results, a line for each case; entries of other cases in the file stay."""
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     entries |= {result.case.name: _entry(result) for result in verification.results if result.seeds}
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
@@ -54,7 +53,7 @@ def write_record(verification: Verification, path: Path) -> None:
 
 
 def settings_digest(case: Case) -> str:
-    """Digest of what the file and the overrides of a case set, except the seed."""
+    """Digest of the settings in the file and the overrides of a case, except the seed."""
     text = (configs_folder() / case.config).read_text(encoding="utf-8")
     settings = {**parse_yaml(text, case.config).plain(), "seed": None}
     words = json.dumps([settings, case.all_overrides()], sort_keys=True)
@@ -92,34 +91,33 @@ def _seed(entry: Mapping[str, Any]) -> SeedResult:
 _HEAD = """\
 # Results
 
-What the shipped configurations reach, beside what others have published. Written by
-`rlrun verify --seeds 11-13 --markdown docs/results.md`: settings were chosen on the seeds 1, 2 and
-3, so others judge them where they have been run (*Every seed* below). `rlrun verify CASE` trains
-one case, `rlrun verify --list` names them all. *Reached* is the interquartile mean over the seeds;
-it has to be at *expected* or above after at most *budget* env steps (and what is left of an
-iteration then), and is followed by the lowest and the highest seed, or from five seeds on by its
-95% bootstrap interval.
+What the shipped configurations reach, and what others have published. Written by
+`rlrun verify --seeds 11-13 --markdown docs/results.md`. Settings were chosen on the seeds 1, 2 and
+3; other seeds judge them if they have been run (*Every seed* below). `rlrun verify CASE` trains one
+case, `rlrun verify --list` lists all. *Reached* is the interquartile mean over the seeds, which
+must be at least *expected* after at most *budget* env steps and the rest of that iteration. The
+lowest and the highest seed follow it, or with five seeds or more its 95% bootstrap interval.
 
-A case is held against the highest benchmark of each kind that is known to us and took at least as
-many env steps. Where there is no benchmark, it is held against a *pass mark*, the number at which a
-library's own test of the algorithm ends, which says less. Published numbers differ in kind, and
-each is compared with the same kind of rlrun's:
+A case is compared with the highest known benchmark of each kind that took at least as many env
+steps. Without a benchmark it is compared with a *pass mark*, the number at which a library's own
+test of the algorithm ends, which is weaker evidence. Each kind of published number is compared with
+the same kind of number of rlrun:
 """
 
 _CAPTION = (
-    "Mean return of the last 100 training episodes, or of all there are before that, over env "
-    "steps, a line a seed; dashed: the published numbers of training, and goals"
+    "Mean return of the last 100 training episodes, or of all if there are fewer, over env steps, "
+    "a line for each seed; dashed: the published numbers of training, and goals"
 )
 
 
 def publish(verification: Verification, path: Path) -> Verification:
     """Write the page and, beside it, the record of all results as ``<name>.json``.
 
-    The page has all cases of the record, so that one case can be verified anew by itself.
+    The page has all cases of the record, so that one case can be verified again alone.
 
     Returns:
-        The verification, with recorded results for cases without runs. On the page they also
-        stand for failed runs, which must not be hidden from the user.
+        The verification, with recorded results for cases without runs. On the page recorded results
+        also replace failed runs; the returned verification still has the failures.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.with_suffix(".json")
@@ -132,7 +130,7 @@ def publish(verification: Verification, path: Path) -> Verification:
 
 
 def _with_cases_of(record: Path, verification: Verification) -> Verification:
-    """The verification and, without runs, the further cases of a record; in the order of CASES."""
+    """The verification with further cases of a record, without runs, in the order of CASES."""
     entries = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     results = {result.case: result for result in verification.results}
     for case in CASES:
@@ -169,8 +167,8 @@ def _page(verification: Verification, picture: str | None) -> Iterator[str]:
         "",
         "## The published numbers",
         "",
-        "Without *decides*: a number that is lower than another, or took fewer env steps than the",
-        "case's budget, or is of training where the case ends at its goal.",
+        "A number without *decides* is lower than another, took fewer env steps than the case's",
+        "budget, or is of training while the case ends at its goal.",
         "",
         *case_table([r.case for r in results]).markdown_lines(),
     )
@@ -213,7 +211,7 @@ def _draw_curves(axes: Any, result: CaseResult) -> None:
 
 _SEED_NUMBERS = ("seed", "training", "goal", "evaluation")
 NUMERIC = ("env steps", "budget", "expected", "reached", "seeds", *_SEED_NUMBERS)
-"""Headings of columns that are aligned to the right."""
+"""Headings of right-aligned columns."""
 
 
 def case_table(cases: Sequence[Case]) -> Table:
@@ -238,7 +236,7 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def result_table(results: Sequence[CaseResult]) -> Table:
-    """Expected and reached, side by side; a row a published number that decides."""
+    """Expected and reached numbers, a row for each published number that decides."""
     heads = ("case", "kind", "budget", "env steps", "expected", "reached", "seeds", "verdict")
     rows = [
         (
@@ -258,7 +256,7 @@ def result_table(results: Sequence[CaseResult]) -> Table:
 
 
 def seed_table(results: Sequence[CaseResult]) -> Table:
-    """All numbers, a row a seed."""
+    """All reached numbers, a row for each seed."""
     heads = ("case", "seed", "env steps", "training", "goal", "evaluation")
     rows = [
         (

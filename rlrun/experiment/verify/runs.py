@@ -1,9 +1,9 @@
 """The runs of a verification: a run folder and two commands for each case and seed.
 
 Owns the folders, the next command for each, and the child processes. It must not know the published
-numbers. A run is `rlrun train` into a run folder, then `rlrun rollout` on it. The next command is
-determined by the folder alone, so a killed verification can be continued. (The trials of a sweep
-are different: they share one experiment file and need Ray.)
+numbers. A run is `rlrun train` into a run folder, then `rlrun rollout` on it. The folder alone
+determines the next command, so a killed verification can be continued. (The trials of a sweep are
+different: they share one experiment file and need Ray.)
 
     RESULTS/<case>/seed-<n>/                  the run folder
     RESULTS/<case>/seed-<n>/evaluation.json   output of `rlrun rollout --json`; written last
@@ -58,7 +58,7 @@ class SeedRun:
 
     @property
     def evaluation(self) -> Path:
-        """File with the result of the rollout, the last thing to be written."""
+        """File with the result of the rollout, which is written last."""
         return self.folder.path / "evaluation.json"
 
     @property
@@ -107,13 +107,13 @@ def plan_runs(cases: Sequence[Case], seeds: Sequence[int], results: Path) -> lis
         raise ConfigError(problems)
     stale = [text for run in runs if (text := _other_settings(run))]
     if stale:
-        way_out = "move them away, or name another folder with --results"
-        raise InputError("\n".join([*stale, f"these runs cannot be used: {way_out}"]))
+        message = "these runs cannot be used; move them, or name another folder with --results"
+        raise InputError("\n".join([*stale, message]))
     return runs
 
 
 def _other_settings(run: SeedRun) -> str:
-    """The differences between the settings of the folder and the case, as text; maybe empty."""
+    """The differences between the settings of the folder and the case as text, or ""."""
     if not run.folder.config.exists():
         return ""
     try:
@@ -122,7 +122,7 @@ def _other_settings(run: SeedRun) -> str:
         return f"{run.folder.path}: {error.problems[0].render()}"
     there, here = _settings(trained), _settings(run.experiment)
     texts = [
-        f"{key} is {there.get(key, 'nothing')} there, {here.get(key, 'nothing')} here"
+        f"{key} is {there.get(key, 'missing')}, expected {here.get(key, 'none')}"
         for key in {**there, **here}
         if there.get(key) != here.get(key)
     ]
@@ -141,7 +141,7 @@ class Ended:
 
     run: SeedRun
     error: str | None
-    """Why it failed, None if it did not."""
+    """Reason of the failure, or None."""
 
 
 class _Process:
@@ -157,7 +157,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=log,
-                # So that Ctrl-C reaches this process alone, which passes it on once.
+                # So that Ctrl-C reaches only this process, which passes it on once.
                 start_new_session=True,
             )
 
@@ -174,7 +174,7 @@ class _Process:
         self._popen.wait()
 
     def finish(self) -> str | None:
-        """Store the output; returns the reason of a failure."""
+        """Store the output, and return the reason if the command failed."""
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self._output.close()
@@ -200,7 +200,7 @@ class RunQueue:
     """Executes runs, several at a time.
 
     Args:
-        jobs: CPU cores to use; a run that needs more is executed alone.
+        jobs: CPU cores to use; a run that needs more runs alone.
         notice: called with lines of text.
         rlrun: words of the command line that start rlrun.
     """
@@ -216,7 +216,7 @@ class RunQueue:
         self.interrupted = False
 
     def execute(self, runs: Sequence[SeedRun]) -> Iterator[Ended]:
-        """Yield each run when it ends. After a signal the running ones save, and no more start."""
+        """Yield each run when it ends. After a signal running ones save, and no others start."""
         self._waiting = list(runs)
         with Interrupts(self._on_signal) as interrupts:
             interrupts.defer()
@@ -232,7 +232,7 @@ class RunQueue:
                 raise
 
     def _start(self) -> Iterator[Ended]:
-        """Start the runs that fit; a run that another process executes has to wait for that."""
+        """Start the runs that fit, except those that another process executes."""
         for run in list(self._waiting):
             used = sum(process.run.num_cpus for process in self._running)
             if used and used + run.num_cpus > self._jobs:

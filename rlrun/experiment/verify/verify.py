@@ -1,8 +1,7 @@
 """Training the reference cases and comparing them with the published numbers.
 
 Owns measuring and judging, by the interquartile mean of runs and its bootstrap interval
-(report/statistics.py). It must not know how runs are executed (runs.py) nor how results are shown
-(page.py).
+(report/statistics.py). It must not know how runs are executed (runs.py) or shown (page.py).
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ class SeedResult:
     evaluation: float | None
     """Mean return of the rollout; None before it."""
     error: str | None
-    """Why it failed, if it did."""
+    """Reason of the failure, or None."""
     curve: tuple[tuple[int, float], ...]
     """(env steps, mean return of the last 100 training episodes, or of all if fewer) of each
-    iteration with episodes. This is drawn; the numbers above need 100 episodes."""
+    iteration with episodes, for the picture. The numbers above need 100 episodes."""
     session: Mapping[str, Any]
     """The last session in the run's meta.json: machine, versions, commit."""
 
     @property
     def commit(self) -> str:
-        """Commit of the code, with a `+` if the code had been changed since."""
+        """Commit of the code, with a `+` if there were further changes."""
         git = self.session.get("git") or {}
         return str(git.get("commit", "unknown"))[:10] + ("+" if git.get("changed") else "")
 
@@ -67,11 +66,11 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The results of the seeds of a case, held against a published number."""
+    """The results of a case's seeds, compared with a published number."""
 
     bar: Reference
     numbers: tuple[float, ...]
-    """Numbers of the bar's kind, of each seed that has one."""
+    """The number of the bar's kind of each seed that has one."""
     of: CaseResult
 
     @property
@@ -81,7 +80,7 @@ class Judgement:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """95% bootstrap interval of the IQM; of few seeds the lowest and the highest number."""
+        """95% bootstrap interval of the IQM; with few seeds the lowest and the highest number."""
         if len(self.numbers) < 2:
             return None
         if len(self.numbers) < MIN_RUNS:
@@ -91,7 +90,7 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the IQM of all requested seeds is at the published number or above."""
+        """Whether the IQM of all requested seeds is at least the published number."""
         if any(seed.error for seed in self.of.seeds):
             return "failed"
         if not self.of.seeds:
@@ -124,7 +123,7 @@ class CaseResult:
 
     case: Case
     seeds: tuple[SeedResult, ...]
-    """The requested seeds that have begun."""
+    """The requested seeds that have started."""
     wanted: int
     """Number of requested seeds."""
 
@@ -180,7 +179,7 @@ class Verification:
 
     @property
     def all_reached(self) -> bool:
-        """Whether every case has reached its numbers."""
+        """Whether all cases reached their numbers."""
         return all(result.verdict in ("reached", "passes") for result in self.results)
 
     def to_json(self) -> dict[str, Any]:
@@ -209,15 +208,15 @@ def verify(
         names: names of the cases; empty for all.
         seeds: seeds of the runs of each case.
         results: folder of the runs; finished runs are not trained again.
-        jobs: CPU cores to use at a time; default all.
-        train: False only reads the folder.
+        jobs: CPU cores to use; default all.
+        train: if False, only read the folder.
         notice: called with a line of text whenever a run has ended.
         cases: the cases to choose from.
         rlrun: words of the command line that start rlrun.
 
     Raises:
         InputError: no such case, or ``results`` holds runs with other settings.
-        ConfigError: a case cannot run here, for instance because an extra is missing.
+        ConfigError: a case cannot run, for instance because an extra is missing.
     """
     chosen = choose_cases(names, cases)
     runs = plan_runs(chosen, seeds, Path(results))
@@ -245,14 +244,14 @@ def choose_cases(names: Sequence[str], cases: Sequence[Case] = CASES) -> list[Ca
     known = {case.name: case for case in cases}
     unknown = [name for name in names if name not in known]
     if unknown:
-        other = "; `rlrun verify --list` names all"
+        other = "; see `rlrun verify --list`"
         lines = [f"there is no case {n!r}{suggestion(n, known) or other}" for n in unknown]
         raise InputError("\n".join(lines))
     return [known[name] for name in dict.fromkeys(names)] or list(cases)
 
 
 def _train(runs: Sequence[SeedRun], queue: RunQueue) -> dict[str, str]:
-    """Execute the unfinished runs; returns the errors by the names of the runs."""
+    """Execute the unfinished runs, and return errors by name of the run."""
     errors: dict[str, str] = {}
     missing = [run for run in runs if run.next_command() is not None]
     done = len(runs) - len(missing)
