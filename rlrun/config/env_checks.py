@@ -228,8 +228,8 @@ def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
     base = name.rpartition("-v")[0] or name
     versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
     near = versions[-1] if versions else nearest(name, known)
-    reason = "gymnasium knows no such environment, and no register_env() names it"
-    return f"{reason}: {use!r}" + (f" - did you mean {near}?" if near else "")
+    message = f"no environment {use!r} is registered with gymnasium or register_env()"
+    return message + (f" - did you mean {near}?" if near else "")
 
 
 def check_envpool(env: EnvSpec) -> Iterator[Finding]:

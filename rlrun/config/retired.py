@@ -153,7 +153,7 @@ NO_EFFECT: dict[str, str] = {
     "shuffle_sequences": "minibatches are always drawn at random",
     "shuffle_batch_per_epoch": "minibatches are always drawn at random",
     "vtrace_drop_last_ts": "the true last observation of a fragment bootstraps it",
-    "zero_init_states": "a replayed sequence starts with the state that acted there",
+    "zero_init_states": "a replayed sequence starts with the state that was used for acting",
     **dict.fromkeys(
         ("dim", "grayscale", "zero_mean", "framestack"),
         "env_runners.preprocessor_pref: deepmind stacks four grey frames of 84 x 84",
@@ -201,7 +201,7 @@ RULES: dict[str, str] = {
     "td_error_loss_fn": "the loss of temporal-difference errors is Huber's; remove this key",
     "twin_q": "there are always two critics; remove this key",
     "decay": "use training.rmsprop_decay",
-    "momentum": "RMSProp has no momentum here; remove this key",
+    "momentum": "rlrun's RMSProp has no momentum; remove this key",
     "evaluation_sample_timeout_s": "set evaluation.env_runners.sample_timeout_s",
     "custom_evaluation_function": "write it as a callback's on_evaluate_end",
     "env_config": "write arguments beside the id: `env: {use: ID, key: value}`",
@@ -318,7 +318,7 @@ OTHER_LIBRARIES: dict[str, str] = {
         _EPSILON,
     ),
     "exploration_loss_coeff": "write training.entropy_coeff",
-    "value_loss_coeff": "write training.vf_loss_coeff; the value loss is halved here",
+    "value_loss_coeff": "write training.vf_loss_coeff; rlrun halves the value loss",
     "kl_loss_coeff": "write training.kl_coeff, which PPO adapts to meet kl_target",
     "ppo_clip_ratio": (
         "write training.clip_param; the ratio is clipped to 1 - clip_param and 1 + clip_param"

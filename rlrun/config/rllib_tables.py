@@ -297,7 +297,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_critic": ((True,), "the value function is always trained"),
     "replay_proportion": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
     "replay_ratio": ((0,), "batches are not replayed; APPO's circular_buffer_* reuses them"),
-    "momentum": ((0,), "RMSProp has no momentum here"),
+    "momentum": ((0,), "rlrun's RMSProp has no momentum"),
     "twin_q": ((True,), "there are always two critics"),
     "input": (("sampler",), "rlrun learns from environments, not from recorded data"),
     "output": ((None,), "`rlrun rollout --save FILE` records transitions"),

@@ -39,8 +39,8 @@ callbacks: [nowhere.at_all:c, {use: fake_algorithm:CONSTANT}]
 report: {sinks: [consol]}
 """
     assert errors(write(text, minimal=False), ["training.clip=x", "nope", "trainin.lr=3"]) == [
-        "exp.yaml:2:7: env.use: gymnasium knows no such environment, and no register_env() names it: "
-        "'CartPol-v1' - did you mean CartPole-v1?",
+        "exp.yaml:2:7: env.use: no environment 'CartPol-v1' is registered with gymnasium or "
+        "register_env() - did you mean CartPole-v1?",
         "exp.yaml:3:1: sead: unknown top-level key - did you mean seed?",
         "exp.yaml:4:1: lr: unknown key in the top of the file; it belongs to training - did you mean "
         "training.lr?",

@@ -1,1 +1,1 @@
-"""Runs side by side: what their settings differ in, and what they reach."""
+"""Comparison of runs: the settings that differ, and the results."""

@@ -140,7 +140,7 @@ class WandbSink:
             resume="allow",
             config=_settings(folder),
         )
-        # Over env steps, which go back where a run is resumed from a checkpoint.
+        # Over env steps, which go back when a run is resumed from a checkpoint.
         self._run.define_metric("env_steps")
         self._run.define_metric("*", step_metric="env_steps")
 

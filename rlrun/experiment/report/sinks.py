@@ -201,7 +201,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _row(line: bytes) -> Row | None:
-    """The row in a line; None if it holds none."""
+    """The row of a line; None if it is damaged."""
     try:
         row = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -201,7 +201,7 @@ def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
 
 
 def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
-    """The outcome in a few lines, with commands to go on with; the first is the headline."""
+    """The outcome in a few lines, with commands to continue; the first is the headline."""
     counts = ", ".join(f"{count} {status}" for status, count in table.counts().items())
     headline = "Finished" if outcome.end == "finished" else "Interrupted"
     run, kind = ("run", "group") if table.is_group else ("trial", "sweep")

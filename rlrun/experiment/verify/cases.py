@@ -29,7 +29,7 @@ class Reference:
     source: str
     """Key of SOURCES."""
     published: str
-    """The number in the publication's own words, and its place there."""
+    """The number as published, with details."""
     pass_mark: bool = False
     """Whether it ends a test, so that more can be reached."""
 
