@@ -43,9 +43,7 @@ def import_file(
     experiments = load_translations(file, overrides)
     if output is None and len(experiments) > 1:
         names = ", ".join(loaded.experiment.name for loaded in experiments)
-        raise InputError(
-            f"{file} has {names}; write all to a folder with -o DIR, or choose name=NAME"
-        )
+        raise InputError(f"{file} has {names}; write all with -o DIR, or one with name=NAME")
     texts = {loaded.experiment.name: _text(file, loaded) for loaded in experiments}
     if output is None:
         typer.echo("".join(texts.values()), nl=False)

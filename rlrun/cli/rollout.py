@@ -22,8 +22,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option(min=0, help="Seed; default: as in the run's evaluation.")
     ] = None,
     explore: Annotated[
-        bool,
-        typer.Option("--explore", help="Sample actions instead of taking the most probable ones."),
+        bool, typer.Option("--explore", help="Sample actions instead of the most probable ones.")
     ] = False,
     render: Annotated[bool, typer.Option("--render", help="Show the environment.")] = False,
     video: Annotated[Path | None, output_option("DIR", "Write a video of each episode.")] = None,

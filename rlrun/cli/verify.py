@@ -27,8 +27,7 @@ def verify(
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="CPU cores to use; default: all.")] = None,
     train: Annotated[
-        bool,
-        typer.Option("--train/--no-train", help="Train, or only report the runs in the folder."),
+        bool, typer.Option("--train/--no-train", help="Train, or only report runs in the folder.")
     ] = True,
     markdown: Annotated[
         Path | None,

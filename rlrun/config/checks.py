@@ -190,7 +190,7 @@ def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
         message = "it applies to Ray actors only; set env_runners.remote_worker_envs to true"
         yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
     if settings.remote_worker_envs and mode not in ("auto", "sync"):
-        message = "env_runners.remote_worker_envs makes each one a Ray actor; remove this key"
+        message = "env_runners.remote_worker_envs makes environments Ray actors; remove this key"
         yield Finding(("env_runners", "gym_env_vectorize_mode"), message)
 
 
@@ -212,7 +212,7 @@ def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:
         yield Finding(path, "there is no horizon; set env_runners.horizon, or remove this key")
     for name in ("soft_horizon", "no_done_at_end"):
         if getattr(settings, name):
-            yield Finding(path, f"it contradicts env_runners.{name}; remove one of the two")
+            yield Finding(path, f"it contradicts env_runners.{name}; remove one of them")
 
 
 _NOT_IN_EVALUATION = {

@@ -118,7 +118,7 @@ def _check_wrappers_of(
     mode = settings.gym_env_vectorize_mode
     if settings.env_wrappers and mode in ("envpool", "vector_entry_point"):
         message = f"env_runners.gym_env_vectorize_mode: {mode} has no single environments"
-        yield Finding(path, f"{message} to wrap; remove one of the two")
+        yield Finding(path, f"{message} to wrap; remove one of them")
     import gymnasium.wrappers
 
     names = [name for name in gymnasium.wrappers.__all__ if name not in _NOT_AS_WRAPPERS]

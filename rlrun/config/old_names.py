@@ -1,4 +1,4 @@
-"""Errors for attributes of RLlib's classes that rlrun's lack; they name the replacement.
+"""Errors for attributes of RLlib's classes that rlrun's classes lack, with what to use.
 
 Must not know: what the classes do.
 """

@@ -171,10 +171,7 @@ RULES: dict[str, str] = {
     "reporting": "use the section `report`",
     "checkpointing": "use the section `checkpoint`",
     "debugging": "use `seed` at the top of the file",
-    **dict.fromkeys(
-        ("timesteps_total", "episode_reward_mean"),
-        "write stop: {KEY: VALUE}, with a key of results",
-    ),
+    **dict.fromkeys(("timesteps_total", "episode_reward_mean"), "use a key of results in `stop`"),
     "render_env": "`rlrun rollout RUN --video DIR` records videos",
     **dict.fromkeys(
         ("observation_space", "action_space"), "spaces come from the environment; remove this key"
@@ -207,7 +204,7 @@ RULES: dict[str, str] = {
     "env_config": "write arguments beside the id: `env: {use: ID, key: value}`",
     "num_gpus": "use learners.device",
     "max_episode_steps": "write `env: {use: ID, max_episode_steps: N}`",
-    "lstm_use_prev_action_reward": ("use lstm_use_prev_action and lstm_use_prev_reward"),
+    "lstm_use_prev_action_reward": "use lstm_use_prev_action and lstm_use_prev_reward",
     "use_gae": "advantages are always estimated by GAE; lambda_: 1 gives plain returns",
     "use_critic": "the value function is always trained; remove this key",
     "use_kl_loss": "set training.kl_coeff to 0 for no KL term",
@@ -250,7 +247,7 @@ _INTENSITY = (
     "transitions replayed for each env step"
 )
 _NUM_ENVS = (
-    "write env_runners.num_envs_per_env_runner, which counts for each remote env runner; "
+    "write env_runners.num_envs_per_env_runner, the number of each env runner; "
     'env_runners.gym_env_vectorize_mode: "async" steps each in its own process'
 )
 _TARGET = "write training.target_network_update_freq; it counts env steps, in SAC too"

@@ -101,7 +101,7 @@ class _Translator(RLlibSettings):
         super().__init__(name)
         self.experiment = experiment
         self.sweep: dict[str, Node] = {}
-        self.networks: dict[str, list[tuple[str, Node]]] = {}  # own settings of SAC's two
+        self.networks: dict[str, list[tuple[str, Node]]] = {}  # settings of single networks
 
     def translate(self) -> None:
         """Fill `values`, and collect problems."""
@@ -109,15 +109,13 @@ class _Translator(RLlibSettings):
         for key in ("run", *(key for key in self.experiment.value if key != "run")):
             node = self.experiment.value.get(key)
             if node is None:
-                self.refuse(self.experiment, "run", "missing; name the algorithm, as in run: PPO")
+                self.refuse(self.experiment, "run", "missing; name it, as in run: PPO")
             elif key in known:
                 known[key](node)
             else:
                 self._beside_config(key, node)
         if "env" not in self.values and "env" not in self.experiment.value:
-            self.refuse(
-                self.experiment, "env", "missing; name the environment, as in env: CartPole-v1"
-            )
+            self.refuse(self.experiment, "env", "missing; name it, as in env: CartPole-v1")
         self._fill_in()
 
     def _fill_in(self) -> None:
@@ -200,7 +198,7 @@ class _Translator(RLlibSettings):
             default, (written, node) = tables.DEFAULTS["SAC"].get(name), given[0]
             is_only = len({key.split(".")[1] for key, _ in given}) == 1
             if is_only and node.plain() != default:
-                message = f"{_SAME_LAYERS}; set it for both, as RLlib's default is {default!r}"
+                message = f"{_SAME_LAYERS}; set both, as RLlib's default is {default!r}"
                 self.refuse(node, written, message)
 
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
@@ -330,9 +328,7 @@ class _Translator(RLlibSettings):
         """Vary the setting that the values of a grid change."""
         if path == ("config", "seed"):
             if "seeds" in self.sweep:
-                self.refuse(
-                    node, "config.seed", "it contradicts num_samples; remove one of the two"
-                )
+                self.refuse(node, "config.seed", "it contradicts num_samples; remove one of them")
             self.sweep["seeds"] = node
             return
         for variant in variants:

@@ -179,9 +179,7 @@ def _replay(old: RLlibSettings) -> None:
     if old.value("training.training_intensity") is None:
         why = f"minibatch {size:g} / {round_steps} env steps per round"
         old.derive("training.training_intensity", size / round_steps, _BATCH, why)
-    old.derive(
-        "training.minibatch_size", old.value(_BATCH), _BATCH, "the replayed minibatch in RLlib"
-    )
+    old.derive("training.minibatch_size", old.value(_BATCH), _BATCH, "RLlib's replayed minibatch")
     old.derive(_BATCH, old.value(_ITERATION), _ITERATION, "the length of an iteration")
     del old.values[_ITERATION]
     _whole_batch(old, round_steps)

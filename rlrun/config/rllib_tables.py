@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, OldAlgorithm] = {
 NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
         ("DDPPO", "DD-PPO"),
-        "write run: PPO, and set learners.num_learners, which share each minibatch",
+        "write run: PPO; learners.num_learners sets how many learners share a minibatch",
     ),
     **dict.fromkeys(
         ("BC", "MARWIL", "CQL", "CRR", "DT"),

@@ -335,7 +335,7 @@ def _check_brackets(sweep: SweepConfig) -> Iterator[Finding]:
         message = "hyperband needs all points at the start; asha goes with Optuna"
         yield Finding(("sweep", "search"), message)
     if sweep.concurrent is not None:
-        message = "hyperband pauses trials until all are as far; remove this key, or use asha"
+        message = "hyperband pauses trials until others catch up; remove this key, or use asha"
         yield Finding(("sweep", "concurrent"), message)
 
 

@@ -300,11 +300,7 @@ class _ZooSettings(OldSettings):
         node = self.values["normalize"]
         for key in settings:
             if key not in ("norm_obs", "norm_reward", "gamma"):
-                self.refuse(
-                    node,
-                    "normalize",
-                    f"{key} is not translated; observations and rewards are clipped at 10",
-                )
+                self.refuse(node, "normalize", f"{key}: observations and rewards are clipped at 10")
         if wanted and settings.get("norm_obs", True):
             self.derive("env_runners.observation_filter", "MeanStdFilter", "normalize")
         if wanted and settings.get("norm_reward", True):
@@ -343,9 +339,7 @@ class _ZooSettings(OldSettings):
             kind = ""
         if kind != "lin":
             self.refuse(
-                self.values[name],
-                name,
-                "expected a number, or a linear schedule to 0 such as lin_0.001",
+                self.values[name], name, "expected a number, or a schedule such as lin_0.001"
             )
             return
         self.derive(address, points, name, "linear to 0")

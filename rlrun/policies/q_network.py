@@ -229,9 +229,7 @@ def _check_own_network(made: RLModule, model: ModelConfig, options: QOptions) ->
         "hiddens": options.hidden is not None,
     }
     for name in (name for name, is_set in shaping.items() if is_set):
-        message = (
-            f"it has no effect on the network {model.use}; remove this key, or name an encoder"
-        )
+        message = f"it does not apply to {model.use}; remove this key, or name an encoder"
         raise misfit(f"training.{name}", f"{message} with model.use")
     views = {name for name, view in made.view_requirements.items() if view.is_acted_on(name)}
     remembers = views != {col.OBS} or made.initial_state()

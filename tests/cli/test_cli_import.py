@@ -58,7 +58,7 @@ def test_settings_of_the_command_line_are_written(old):
     [
         (
             ["two.yaml"],
-            "two.yaml has cartpole, pendulum; write all to a folder with -o DIR, or choose",
+            "two.yaml has cartpole, pendulum; write all with -o DIR, or one with",
         ),
         (["two.yaml", "-o", "old.yaml"], "old.yaml cannot be written"),
         (["old.yaml", "-o", "two.yaml"], "two.yaml exists already; remove it"),

@@ -220,11 +220,11 @@ def test_what_has_no_counterpart_is_refused_at_its_line(write, config, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; name the algorithm, as in run: PPO"),
-        ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; name the environment, as in env: CartPole-v1"),
+        ("old: {env: CartPole-v1}", "exp.yaml:1:1: old.run: missing; name it, as in run: PPO"),
+        ("old: {run: PPO}", "exp.yaml:1:1: old.env: missing; name it, as in env: CartPole-v1"),
         ("old: {run: POP, env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm 'POP'; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
         ("old: {run: [PPO], env: CartPole-v1}", "exp.yaml:1:7: old.run: there is no algorithm \"['PPO']\"; choose from PG, A2C, A3C, PPO, APPO, IMPALA, DQN, SimpleQ, APEX, APEX_DQN, R2D2, SAC - did you mean PPO?"),
-        ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics must have the same layers; set it for both, as RLlib's default is [256, 256]"),
+        ("old: {run: SAC, env: Pendulum-v1, config: {Q_model: {fcnet_hiddens: [8]}}}", "exp.yaml:1:54: old.config.Q_model.fcnet_hiddens: policy and critics must have the same layers; set both, as RLlib's default is [256, 256]"),
         ("old: {run: TD3, env: CartPole-v1}", "exp.yaml:1:7: old.run: rlrun has no TD3; use SAC for continuous actions"),
         ("old: {run: PG, env: CartPole-v1, stop: 3}", "exp.yaml:1:34: old.stop: expected keys and values"),
         ("old: {run: PG, env: CartPole-v1, confg: {}}", "exp.yaml:1:34: old.confg: there is no key beside config 'confg'; choose from run, config, env, stop, num_samples, checkpoint_freq, checkpoint_at_end - did you mean config?"),
@@ -334,7 +334,7 @@ def test_seeds_and_samples_exclude_each_other(write):
         minimal=False,
     )
     (found,) = errors(file)
-    assert found.endswith("config.seed: it contradicts num_samples; remove one of the two")
+    assert found.endswith("config.seed: it contradicts num_samples; remove one of them")
 
 
 def test_a_grid_that_changes_two_settings_is_refused(write):

@@ -121,7 +121,7 @@ def test_the_examples_are_all_there_is_to_check():
         ("use_sde: true", "CartPole-v1.use_sde: rlrun has no state-dependent exploration"),
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
-        ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a linear schedule to 0"),
+        ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a schedule such as"),
         ("policy_kwargs: \"dict(net_arch=dict(pi=[8], vf=[9]))\"", "net_arch: policy and value"),
         ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
         ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),

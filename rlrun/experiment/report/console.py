@@ -91,7 +91,7 @@ class LiveFrame(Console):
 
 
 class RunConsole(Console):
-    """The console of a run: a sink with two more events. The base class is the quiet console."""
+    """The console of a run: a sink with two more events. This base class is the quiet one."""
 
     def status(self, text: str) -> None:
         """Receive the name of a step of the start, which has begun."""

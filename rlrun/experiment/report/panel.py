@@ -82,9 +82,7 @@ def picture(header: RunHeader, results: Iterable[Mapping[str, Any]], title: str)
     console = Console(record=True, width=WIDEST, file=StringIO())
     console.print(draw(state, WIDEST))
     drawn = console.export_svg(title=title)
-    return re.sub(
-        r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL
-    )  # would load fonts from the web
+    return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from the web
 
 
 def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:

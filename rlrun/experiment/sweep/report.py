@@ -34,7 +34,7 @@ _STYLES: dict[Status, str] = {
 
 
 class SweepConsole(Console):
-    """The console of a sweep. The base class is the quiet console."""
+    """The console of a sweep. This base class is the quiet one."""
 
     def __init__(self, table: TrialTable, title: str, num_trials: int) -> None:
         self.table, self.title, self.num_trials = table, title, num_trials
@@ -180,7 +180,7 @@ class SweepOutcome:
 
 
 def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
-    """Write the best trial's experiment as best.yaml; None without scores, or for seeds only."""
+    """Write the best experiment as best.yaml; None without scores, or if only seeds differ."""
     best = table.best()
     if best is None or best.score is None or not best.settings:
         return None

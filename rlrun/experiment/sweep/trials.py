@@ -27,7 +27,7 @@ from rlrun.data.results import number_at
 from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder
 
 Status = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
-"""``stopped`` is by the scheduler, ``interrupted`` together with the sweep, to be resumed."""
+"""``stopped``: by the scheduler. ``interrupted``: together with the sweep, to be resumed."""
 
 Settings = dict[str, Any]
 """Address -> value, as on the command line."""
@@ -170,7 +170,7 @@ class TrialTable:
         """All trials, best first.
 
         Trials that the scheduler stopped come last but for failed ones: they have the score of an
-        unfinished run, which by a metric such as time_s could even be the best.
+        unfinished run, which by a metric such as env_steps could even be the best.
         """
         return sorted(self.trials, key=self._rank)
 
