@@ -230,8 +230,8 @@ def export_policy(algorithm: Algorithm, policy_id: str) -> ExportedPolicy:
         TorchPolicy.compute_actions_from_input_dict,
     ):
         raise InputError(
-            f"policy {policy_id}: {kind.__name__} computes its actions in Python code of its own, "
-            "which no file can hold; a policy whose actions a torch module computes can be exported"
+            f"policy {policy_id}: {kind.__name__} computes actions in its own Python code; only "
+            "policies whose actions a torch module computes can be exported"
         )
     return ExportedPolicy(connectors, policy.module)
 
@@ -411,8 +411,8 @@ class _Memory:
         is_state = view.source.startswith(col.STATE_OUT_PREFIX)
         if steps != list(range(-len(steps), 0)) or not (is_state or view.source in known):
             raise InputError(
-                f"the network's view {view.name!r} is of {view.source!r}, steps {steps}; what can "
-                "be exported are views of states, actions and rewards of the last steps"
+                f"the network's view {view.name!r} is of {view.source!r}, steps {steps}; only "
+                "views of states, actions and rewards of the last steps can be exported"
             )
         rows = source_rows(view.source, len(steps), None, action, states)
         self.initial: Array | None = rows if view.time_axis else rows[0]

@@ -161,7 +161,7 @@ def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces], key: str) -
             ("observations", "actions"), spaces, found[policy_id], strict=True
         ):
             if not _have_one_form(own, its):
-                message = f"its {name}{of_policy} are {its}, and those of training are {own}"
+                message = f"its {name}{of_policy} are {its}, but in training {own}"
                 raise misfit(key, message)
 
 

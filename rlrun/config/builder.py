@@ -64,7 +64,7 @@ class AlgorithmConfig(OldNames):
         "rl_module": "use model(use=...)",
         "build_algo": "use build()",
         **dict.fromkeys(
-            ("api_stack", "experimental", "python_environment"), "there is no such choice here"
+            ("api_stack", "experimental", "python_environment"), "rlrun has no such setting"
         ),
     }
 

@@ -402,7 +402,7 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
 def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Settings that are allowed but probably not intended."""
     if not experiment.stop:
-        message = "no criterion: the run goes on until it is interrupted; add {env_steps: 1e6}"
+        message = "no criterion: the run continues until it is interrupted; add {env_steps: 1e6}"
         yield Finding(("stop",), message)
     batch = experiment.training.train_batch_size
     env_steps = experiment.stop.get("env_steps")
@@ -471,7 +471,7 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(("env_runners", key), message)
     if not getattr(algorithm, "samples_distribution", True):
         for key in _changed(experiment.model, ("share_layers", "free_log_std")):
-            message = f"has no effect: the networks of {experiment.algorithm} have no such choice"
+            message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
 
 

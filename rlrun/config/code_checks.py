@@ -237,7 +237,7 @@ def _check_agents(path: Path, agents: dict[str, Any] | str | None) -> Iterator[F
         spec, findings = validated(UseSpec, agents, path, None)
         for finding in findings or _check_use(path, spec, None, positional=lambda _: 2):
             over_code = finding.path[:-1] == (*path, "kwargs")
-            hint = f"; {join(path)}=null goes before a table" if over_code else ""
+            hint = f"; set {join(path)}=null first to write a table" if over_code else ""
             yield Finding(finding.path, finding.message + hint)
 
 

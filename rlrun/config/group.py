@@ -68,6 +68,6 @@ def _check_once(
         if given.count(address) > 1
     ]
     if "seed" in varied and seeds is not None:
-        problems.append(Problem(COMMAND_LINE, "seed", "several seeds, and --seeds as well"))
+        problems.append(Problem(COMMAND_LINE, "seed", "several seeds exclude --seeds"))
     if problems:
         raise ConfigError(problems)

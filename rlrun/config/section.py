@@ -101,7 +101,7 @@ class CodeSection(Section):
         fields = cls.model_fields
         if data.get("use") is None and not fields["use"].is_required():
             if data.get("kwargs"):
-                raise ValueError("kwargs are arguments of the code that `use` names; there is none")
+                raise ValueError("kwargs are arguments of the code that `use` names; set `use`")
             return data
         own = {key: value for key, value in data.items() if key in fields}
         extra = {key: value for key, value in data.items() if key not in fields}

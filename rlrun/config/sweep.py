@@ -332,7 +332,7 @@ def _check_scheduler(
 def _check_brackets(sweep: SweepConfig) -> Iterator[Finding]:
     """HyperBand fills a bracket before it halves it, so it needs all trials at the start."""
     if sweep.search == "optuna":
-        message = "hyperband needs all points at the start; asha goes with Optuna"
+        message = "hyperband needs all points at the start; use asha with Optuna"
         yield Finding(("sweep", "search"), message)
     if sweep.concurrent is not None:
         message = "hyperband pauses trials until others catch up; remove this key, or use asha"

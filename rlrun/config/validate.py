@@ -189,9 +189,9 @@ def unknown_key(path: Path, training: type[TrainingConfig] | None = None) -> str
     elsewhere = [] if key in ("use", "kwargs") else elsewhere
     if elsewhere:
         places = " or ".join(owner or "the top of the file" for owner in elsewhere)
-        here = f"section {section}" if section else "the top of the file"
+        here = f"in section {section}" if section else "at the top of the file"
         address = f"{elsewhere[0]}.{key}".lstrip(".")
-        return f"unknown key in {here}; it belongs to {places} - did you mean {address}?"
+        return f"unknown key {here}; it belongs to {places} - did you mean {address}?"
     here = f"unknown key in section {section}" if section else "unknown top-level key"
     own = known.get(section)
     if own is not None and (near := nearest(key, own.model_fields)):

@@ -236,7 +236,7 @@ def _broken(error: yaml.YAMLError, source: str, text: str, lines: bool) -> Probl
     if mark is not None:
         bad_line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
         if "\t" in bad_line[: mark.column + 1]:
-            message = "a tab where YAML wants spaces"
+            message = "a tab, where YAML expects spaces"
         elif "single document" in str(error):
             message = "a second document (---); one file holds one experiment"
     elif isinstance(error, ReaderError):  # A control character, say.

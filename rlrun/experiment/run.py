@@ -328,7 +328,7 @@ class RunSession:
             self.checkpoints.files.set_aside_after(self.resumed.iteration)
             stores_replay = experiment.replay.store_in_checkpoints
             if "replay" in algorithm.optional_sections and not stores_replay:
-                log.warning("the replay buffer is filled anew (replay.store_in_checkpoints: false)")
+                log.warning("the replay buffer starts empty (replay.store_in_checkpoints: false)")
         repair(self.folder.metrics, self.resumed.row if self.resumed else None, whole=own)
         return algorithm
 

@@ -390,8 +390,8 @@ def refuse_links_out(path: Path) -> None:
             target = os.path.realpath(link)
             if os.path.commonpath((home, target)) != home:
                 raise RunFolderError(
-                    f"{link}: links out of the run folder, to {target}, and nothing is written "
-                    "through it; put a copy in its place"
+                    f"{link}: a link out of the run folder, to {target}, cannot be written; "
+                    "replace it by a copy"
                 )
 
 

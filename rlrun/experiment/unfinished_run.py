@@ -47,7 +47,7 @@ def unfinished_run(
             return kind.open(path)
         raise RunFolderError(
             f"{path}: a run of another configuration; `{RunFolder.RESUME} {in_shell(path)}` "
-            "resumes it as it is, with KEY=VALUE for what may change"
+            "resumes it, with KEY=VALUE for settings that may change"
         )
     home = Path(RUNS) / experiment.name
     for path in sorted(home.iterdir(), reverse=True) if home.is_dir() else ():

@@ -45,7 +45,7 @@ class ActionMask:
         self.categories = layout.leaves[0].categories
         mask_space = observation_space[ACTION_MASK]  # type: ignore[index]
         if layout.nested or not self.categories:
-            message = f"has actions in {action_space}: {ACTION_MASK!r} is for discrete ones alone"
+            message = f"has actions in {action_space}: {ACTION_MASK!r} is only for discrete ones"
         elif mask_space.shape != (layout.num_inputs,):
             message = f"{mask_space} does not have {layout.num_inputs} numbers, one for each action"
         else:

@@ -83,8 +83,8 @@ class AgentMapping:
             )
         if found not in policies:
             raise MappingError(
-                f"agent {agent!r} is mapped to the policy {found!r}, which does not exist; there "
-                f"is {', '.join(policies)}{suggestion(str(found), policies)}"
+                f"agent {agent!r} is mapped to the policy {found!r}, which does not exist; "
+                f"choose from {', '.join(policies)}{suggestion(str(found), policies)}"
             )
         return str(found)
 
@@ -152,8 +152,8 @@ def _spaces_of(env: Any, agent: Any, policy_id: str) -> Spaces:
     if agent not in env.possible_agents:
         names: Iterable[str] = [str(name) for name in env.possible_agents]
         raise MappingError(
-            f"policy {policy_id!r}: spaces_of names no possible agent: {agent!r}; there is "
-            f"{', '.join(names)}"
+            f"policy {policy_id!r}: spaces_of names no possible agent: {agent!r}; choose "
+            f"from {', '.join(names)}"
         )
     return env.observation_spaces[agent], env.action_spaces[agent]
 

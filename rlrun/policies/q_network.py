@@ -234,5 +234,5 @@ def _check_own_network(made: RLModule, model: ModelConfig, options: QOptions) ->
     views = {name for name, view in made.view_requirements.items() if view.is_acted_on(name)}
     remembers = views != {col.OBS} or made.initial_state()
     if remembers and not (model.use_lstm or model.use_gru):
-        message = f"{model.use} has states or views of other steps, and single transitions, which "
-        raise misfit("model.use", f"{message}are replayed, hold the present observation alone")
+        message = f"{model.use} has states or views of other steps, but replayed transitions have"
+        raise misfit("model.use", f"{message} only the present observation")

@@ -86,7 +86,7 @@ class BoundsCheck:
             raise error
         self.left = math.inf
         _log.warning(
-            "%s; the run goes on, and compares no more. Widen the space, or end the run there with "
+            "%s; the run continues without further checks. Widen the space, or end the run with "
             "env_runners.observations_out_of_bounds=error",
             error,
         )

@@ -193,9 +193,9 @@ def has_policies(recorded: Iterable[RecordedEpisode], actors: Mapping[str, Any])
 def warn_of_length(env_id: str, longest: int, limit: int) -> None:
     """Warn of a running episode that has become too long to be brought back."""
     _log.warning(
-        "%s: an episode has %s env steps. A resumed run, or a restarted env runner, begins it "
-        "afresh, since it repeats no more than fault_tolerance.max_replayed_env_steps=%d. An env "
-        "with get_state() and set_state() goes on where it was",
+        "%s: an episode has %s env steps. A resumed run, or a restarted env runner, will start it "
+        "again, as it repeats at most fault_tolerance.max_replayed_env_steps=%d. An env with "
+        "get_state() and set_state() is restored instead",
         env_id,
         f"{longest:,}",
         limit,

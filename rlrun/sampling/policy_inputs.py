@@ -78,8 +78,8 @@ class PolicyInputs:
         for view in self.views.views:
             if view.source not in there:
                 raise KeyError(
-                    f"view {view.name!r}: there is no column {view.source!r} to view, there is "
-                    f"{', '.join(there)}"
+                    f"view {view.name!r}: there is no column {view.source!r} to view; choose "
+                    f"from {', '.join(there)}"
                 )
         self._sources_checked = True
 

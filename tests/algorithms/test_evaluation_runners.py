@@ -282,7 +282,7 @@ class Boxed(gymnasium.Env[Any, Any]):
     ("own", "says"),
     [
         ({"observations": 3}, r"evaluation\.env: its observations are .*\(3,\).*training.*\(2,\)"),
-        ({"actions": 5}, r"its actions are Discrete\(5\), and those of training are Discrete\(2\)"),
+        ({"actions": 5}, r"its actions are Discrete\(5\), but in training Discrete\(2\)"),
         ({"low": -9.0}, None),
     ],
 )

@@ -112,7 +112,7 @@ def test_successors_of_retired_result_keys_exist():
     ("text", "lines"),
     [
         ("stop: {env_steps: 100_000}", []),
-        ("seed: 1", ["exp.yaml:1:1: stop: no criterion: the run goes on until it is interrupted; add {env_steps: 1e6}"]),
+        ("seed: 1", ["exp.yaml:1:1: stop: no criterion: the run continues until it is interrupted; add {env_steps: 1e6}"]),
         ("stop: {env_steps: 100}", ["exp.yaml:3:8: stop.env_steps: 100 env steps are less than one iteration, training.train_batch_size = 2,048: the run ends after one iteration"]),
         ("stop: {env_steps: 10_000}\ncheckpoint: {every: 6}\nevaluation: {interval: 5}", ["exp.yaml:4:14: checkpoint.every: every 6 iterations is never: the run ends after 5; every: 5 works"]),
         ("stop: {env_steps: 1e6}\nmodel: {lstm_cell_size: 64}", ["exp.yaml:4:9: model.lstm_cell_size: has no effect: model.use_lstm is false and model.use_gru is false"]),

@@ -54,7 +54,7 @@ def test_single_values_are_no_group():
     ("words", "seeds", "says"),
     [
         (["training.lr=1,2", "training.lr=3"], None, "training.lr: given twice"),
-        (["seed=1,2"], 3, "seed: several seeds, and --seeds as well"),
+        (["seed=1,2"], 3, "seed: several seeds exclude --seeds"),
     ],
 )
 def test_a_contradiction_is_an_error(words, seeds, says):

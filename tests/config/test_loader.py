@@ -42,7 +42,7 @@ report: {sinks: [consol]}
         "exp.yaml:2:7: env.use: no environment 'CartPol-v1' is registered with gymnasium or "
         "register_env() - did you mean CartPole-v1?",
         "exp.yaml:3:1: sead: unknown top-level key - did you mean seed?",
-        "exp.yaml:4:1: lr: unknown key in the top of the file; it belongs to training - did you mean "
+        "exp.yaml:4:1: lr: unknown key at the top of the file; it belongs to training - did you mean "
         "training.lr?",
         "exp.yaml:5:8: stop.episode_reward_mean: retired result key episode_reward_mean; use "
         "episode_return_mean",
@@ -248,7 +248,7 @@ class TestBase:
         assert found == {"use": f"{__name__}:_choose", "fraction": 0.5}
         file = write(head % code, minimal=False)
         (error,) = errors(file, [f"multi_agent.agents={table}"])
-        assert error.endswith("takes fraction; multi_agent.agents=null goes before a table")
+        assert error.endswith("takes fraction; set multi_agent.agents=null first to write a table")
         words = ["multi_agent.agents=null", f"multi_agent.agents={table}"]
         assert load_experiment(file, words).multi_agent.agents == {"agent_0": "a"}
 

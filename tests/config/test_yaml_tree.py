@@ -87,7 +87,7 @@ def test_positions_are_those_of_the_keys():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\n\tb: 2", "f:2:1: not valid YAML: a tab where YAML wants spaces"),
+        ("a: 1\n\tb: 2", "f:2:1: not valid YAML: a tab, where YAML expects spaces"),
         ("a: b: c", "f:1:5: not valid YAML: mapping values are not allowed here"),
         ("--- 1\n--- 2", "f:2:1: not valid YAML: a second document (---); one file holds one"),
         ("a: 'x", "f:1:6: not valid YAML: found unexpected end of stream"),

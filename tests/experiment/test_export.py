@@ -170,7 +170,7 @@ def several(tmp_path_factory):
     [
         ({}, "there are several policies, name one with --policy: learned, fixed"),
         ({"policy_id": "learnt"}, "there is no policy 'learnt'"),
-        ({"policy_id": "fixed"}, "AlwaysSame computes its actions in Python code of its own"),
+        ({"policy_id": "fixed"}, "AlwaysSame computes actions in its own Python code"),
     ],
 )
 def test_a_policy_that_is_not_there_or_is_python_code_is_refused(several, options, says, tmp_path):

@@ -104,7 +104,7 @@ def test_a_run_resumed_without_its_replay_buffer_says_so(stored, capsys):
     train(*settings, *tiny, "stop={training_iteration: 1}")
     assert "replay buffer" not in capsys.readouterr().err
     resume("stop={training_iteration: 2}")
-    assert ("the replay buffer is filled anew" in capsys.readouterr().err) == (stored == "false")
+    assert ("the replay buffer starts empty" in capsys.readouterr().err) == (stored == "false")
 
 
 def test_a_finished_run_is_not_resumed_with_settings_that_nothing_would_be_trained_with():

@@ -137,7 +137,7 @@ def test_nothing_is_written_through_a_link_out_of_the_folder(run, name):
     link.parent.mkdir(exist_ok=True)
     shutil.rmtree(link) if link.is_dir() else link.unlink(missing_ok=True)
     link.symlink_to(Path("outside").absolute())
-    with pytest.raises(RunFolderError, match=f"{name}: links out of the run folder"):
+    with pytest.raises(RunFolderError, match=f"{name}: a link out of the run folder"):
         resume_experiment(run, ["stop.training_iteration=2"])
     assert Path("outside").read_text() == "untouched"
 

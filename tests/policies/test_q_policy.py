@@ -236,7 +236,7 @@ def test_a_network_of_its_own_is_taken_as_it_is():
 )
 def test_what_cannot_be_done_to_a_network_of_its_own_is_named(key, options):
     model = ModelConfig(use=f"{__name__}:Zeros")
-    with pytest.raises(ConfigError, match=rf"training.{key}: .*Zeros is a network"):
+    with pytest.raises(ConfigError, match=rf"training.{key}: it does not apply to .*Zeros"):
         build_q_network(OBS_SPACE, ACTIONS, model, options=options)
 
 
