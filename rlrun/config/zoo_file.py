@@ -442,7 +442,7 @@ def _dqn(old: _ZooSettings) -> None:
     interval = "target_update_interval"
     old.derive("training.target_network_update_freq", old.value(interval), interval)
     for name in ("double_q", "dueling"):
-        old.derive(f"training.{name}", False, "train_freq", f"{SB3} has none")
+        old.derive(f"training.{name}", False, SB3, "its DQN has none")
     first, last = (old.value(f"exploration_{name}_eps") for name in ("initial", "final"))
     fraction = old.number("exploration_fraction", 0.1)
     end = max(int(fraction * old.number("n_timesteps")), 1)
