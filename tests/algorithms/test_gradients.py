@@ -1,7 +1,10 @@
 """Gradients in closed form against autograd's of the same losses, and where they are used."""
 
+from functools import partial
 from itertools import pairwise
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from loss_cases import (
@@ -30,11 +33,14 @@ from rlrun.algorithms.sac import (
 )
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.data import columns as col
+from rlrun.data.column_data import map_leaves
 from rlrun.learning.learner import Learner, reduced
 from rlrun.learning.returns import standardized_advantages
-from rlrun.policies.action_sampling import LOG_STD_BOUNDS
+from rlrun.policies.action_sampling import FORBIDDEN, LOG_STD_BOUNDS
+from rlrun.policies.catalog import build_module
 from rlrun.policies.distributions import Categorical
 from rlrun.policies.layers import QOptions
+from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.rl_module import ActorCritic
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
@@ -73,7 +79,7 @@ def learner_of(module):
 
 def in_arrays(batch):
     """Rows as gradients in closed form take them."""
-    return {name: column.numpy() for name, column in batch.items()}
+    return {name: map_leaves(torch.Tensor.numpy, column) for name, column in batch.items()}
 
 
 def assert_same(learner, loss, gradient, batch, arguments):
@@ -167,6 +173,45 @@ def test_further_terms_of_ppo(terms, space, seed):
     arguments = {**PPO_ARGUMENTS, **terms}
     assert ppo_loss(learner.module, batch, **arguments)[0] != plain
     assert_same(learner, ppo_loss, ppo_gradient, batch, arguments)
+
+
+Q_NETWORK = partial(build_q_network, options=QOptions())
+MASK_SPACE = gym.spaces.Box(0, 1, (DISCRETE.n,), np.int8)
+
+
+def masked(factory):
+    """A network whose observations have a mask."""
+    space = gym.spaces.Dict(observation=OBS_SPACE, action_mask=MASK_SPACE)
+    return perturbed(with_action_mask(factory, space, DISCRETE, model()))
+
+
+def with_masks(observations, actions):
+    """The observations, with masks that allow these actions and some others."""
+    mask = torch.rand(NUM_ROWS, DISCRETE.n) < 0.4
+    mask[torch.arange(NUM_ROWS), actions] = True
+    return {"observation": observations, "action_mask": mask.to(torch.int8)}
+
+
+def test_ppo_with_masks():
+    torch.manual_seed(0)
+    learner = learner_of(masked(build_module))
+    batch = on_policy_rows(actor_critic(DISCRETE, **HIDDEN), DISCRETE, NUM_ROWS)
+    actions, inputs = batch[col.ACTIONS], batch[col.ACTION_DIST_INPUTS]
+    batch[col.OBS] = seen = with_masks(batch[col.OBS], actions)
+    inputs = torch.where(seen["action_mask"] != 0, inputs, float(FORBIDDEN))
+    logp = learner.module.distribution.logp(inputs, actions)
+    batch |= {col.ACTION_DIST_INPUTS: inputs, col.ACTION_LOGP: logp}
+    assert_same(learner, ppo_loss, ppo_gradient, batch, {**PPO_ARGUMENTS, "kl_coeff": 0.3})
+
+
+@pytest.mark.parametrize("double_q", [True, False])
+def test_dqn_with_masks(double_q):
+    torch.manual_seed(0)
+    learner, target = learner_of(masked(Q_NETWORK)), masked(Q_NETWORK)
+    batch = replay_rows(DISCRETE, NUM_ROWS)
+    for name in (col.OBS, col.NEXT_OBS):
+        batch[name] = with_masks(batch[name], batch[col.ACTIONS])
+    assert_same(learner, dqn_loss, dqn_gradient, batch, {"target": target, "double_q": double_q})
 
 
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
