@@ -15,6 +15,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.policies.layers import QOptions
 from rlrun.policies.q_network import QNetwork
+from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 
 
 def make_networks(**options):
@@ -267,6 +268,24 @@ def test_the_error_that_is_reported_is_the_mean_of_the_minibatch(built, memory):
     algorithm = built(build(num_steps_sampled_before_learning_starts=16).model(**memory))
     statistics = [statistics_of(algorithm) for _ in range(2)][-1]
     assert 0.1 < statistics["td_error_mean"] < 3.0  # rewards of 1, and values near 0
+
+
+@pytest.mark.parametrize(("minibatch_size", "sequences"), [(4, 1), (8, 1), (16, 2), (23, 2)])
+def test_a_minibatch_has_as_many_sequences_as_fit_and_at_least_one(
+    built, monkeypatch, minibatch_size, sequences
+):
+    memory = {"use_gru": True, "lstm_cell_size": 8, "max_seq_len": 5}
+    algorithm = built(build(minibatch_size=minibatch_size).model(**memory).replay(burn_in=3))
+    drawn, sample = [], SequenceReplayBuffer.sample
+
+    def noted(self, size, *rest, **more):
+        drawn.append(size)
+        return sample(self, size, *rest, **more)
+
+    monkeypatch.setattr(SequenceReplayBuffer, "sample", noted)
+    while not drawn:
+        algorithm.train()
+    assert set(drawn) == {sequences}
 
 
 def test_no_update_is_made_before_any_sequence_is_longer_than_the_burn_in(built, tmp_path):

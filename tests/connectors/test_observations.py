@@ -10,6 +10,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig
+from rlrun.connectors.filters import MeanStdFilter
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data.column_data import leaves
 from rlrun.data.nested import nest
@@ -153,6 +154,14 @@ def test_filter_leaves_action_masks_alone(preprocessor: str | None, part: str) -
     alone = pipeline(space["v"], observation_filter="MeanStdFilter")
     np.testing.assert_array_equal(result[part], alone(batch["v"]))
     assert set(connector.output_space.spaces) == {"action_mask", part}
+
+
+@pytest.mark.parametrize("name", ["box", "matrix", "float64", "bytes"])
+def test_filter_standardizes_boxes_of_any_dtype(name: str) -> None:
+    connector = pipeline(SPACES[name], observation_filter="MeanStdFilter")
+    batch, _ = batch_of(SPACES[name], 50)
+    expected = MeanStdFilter(SPACES[name].shape or ())(batch.astype(np.float32))
+    np.testing.assert_array_equal(connector(batch), expected)
 
 
 def test_filter_on_discrete_observations_does_nothing() -> None:

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from rlrun.config.policies import PolicySettings
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig, TrainingConfig
-from rlrun.policies.policy_mapping import AgentMapping, policy_spaces
+from rlrun.policies.policy_mapping import AgentMapping, EpisodeStart, policy_spaces
 
 SMALL, LARGE = Box(-1, 1, (2,), np.float32), Box(-1, 1, (3,), np.float32)
 TWO, FIVE = Discrete(2), Discrete(5)
@@ -70,3 +70,14 @@ def test_spaces_of_an_agent_that_does_not_exist_are_an_error_that_names_those_th
     named = {"p": SETTINGS, "q": replace(SETTINGS, spaces_of="c")}
     with pytest.raises(ConfigError, match=r"'q': spaces_of names no possible agent: 'c'.* a, b"):
         spaces({"*": "p"}, policies=named)
+
+
+def rotated(agent, episode, *, order, by=0):
+    return order[(int(agent) + by + episode.seed) % len(order)]
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, "q"), ({"by": 1}, "p")])
+def test_a_function_is_called_with_its_own_settings(settings, expected):
+    mapping = AgentMapping({"use": f"{__name__}:rotated", "order": ["p", "q"], **settings})
+    episode = EpisodeStart(0, ("p", "q"), np.random.default_rng(0))
+    assert mapping.policy_of(1, episode) == expected
