@@ -125,6 +125,36 @@ def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
     assert run_episodes(make_runner(2), range(3), seed=0, recorder=lambda step: True) == []
 
 
+GYMNASIUM, AUTONOMOUS = "counting_envs:gymnasium_sync", "counting_envs:autonomous"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"use": "counting_envs:Counter"},
+        *({"use": GYMNASIUM, "mode": mode} for mode in ("SAME_STEP", "DISABLED", "NEXT_STEP")),
+        *({"use": AUTONOMOUS, "mode": mode} for mode in ("SAME_STEP", "NEXT_STEP")),
+    ],
+    ids=lambda env: "-".join(map(str, env.values())),
+)
+def test_the_recorder_sees_what_each_step_saw_and_led_to(env):
+    seen = defaultdict(list)
+
+    def record(step):
+        for row, k in enumerate(step.episodes):
+            if k is not None:
+                seen[k].append((step.obs[row].copy(), step.next_obs[row].copy()))
+
+    settings = EnvRunnersConfig(num_envs_per_env_runner=3)
+    runner = EnvRunner(RunnerSpec(EnvSpec.model_validate(env), settings), role=Role.EVALUATION)
+    records = run_episodes(runner, range(10), seed=0, recorder=record)
+    for each in records:
+        steps = np.array(seen[each.episode_id])  # [T, 2, (seed, step)]
+        assert steps[:, 0, 1].tolist() == [*range(each.length)]
+        assert steps[:, 1, 1].tolist() == [*range(1, each.length + 1)]
+        assert len(np.unique(steps[..., 0])) == 1
+
+
 def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_for():
     plan = CountedPlan([4, 5, 6], seed=0, num_envs=2, env_id="env")
     assert [plan.first(0), plan.first(1)] == [4, 5]
