@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import create_empty_array
 
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import (
@@ -153,7 +152,7 @@ class PooledVectorEnv(EpisodeVectorEnv):
         self.single_action_space = make.action_space
         self._make, self._runner_index, self._check = make, runner_index, check
         self._pool: Any = None
-        self._fresh: Batched = create_empty_array(make.observation_space, n=num_envs, fn=np.zeros)
+        self._latest: Batched = None  # observations
         self._has_bad_values = bad_value_test(make.observation_space)
         self._vector_steps = 0
 
@@ -167,6 +166,7 @@ class PooledVectorEnv(EpisodeVectorEnv):
             raise self._error(error, "reset") from None
         if self._check:
             self._check_rows(observations)
+        self._latest = observations
         return observations
 
     def step(self, actions: Batched) -> StepResult:
@@ -178,6 +178,7 @@ class PooledVectorEnv(EpisodeVectorEnv):
         except Exception as error:
             raise self._error(error, "step") from None
         self._vector_steps += 1
+        self._latest = observations
         if self._has_bad_values(observations):
             self._check_rows(observations)
         truncateds = truncateds | (infos["elapsed_step"] >= self._make.limit)
@@ -191,8 +192,9 @@ class PooledVectorEnv(EpisodeVectorEnv):
             observations, infos = self._pool.reset(np.flatnonzero(mask))
         except Exception as error:
             raise self._error(error, "reset") from None
-        _write_rows(self._fresh, infos["env_id"], observations)
-        return self._fresh
+        self._latest = _each(np.array, self._latest)  # final observations stay as they are
+        _write_rows(self._latest, infos["env_id"], observations)
+        return self._latest
 
     def render(self) -> Any:
         """The frames of all sub-environments, as a list [B]."""

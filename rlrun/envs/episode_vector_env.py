@@ -104,7 +104,7 @@ class EpisodeVectorEnv(Protocol):
         """Start an episode in the environments of ``mask``, each with its own of the B ``seeds``.
 
         Returns:
-            Observations [B, ...], with the first ones of the new episodes in the rows of ``mask``;
+            Present observations [B, ...], the first ones of new episodes in the rows of ``mask``;
             None if the environment resets itself in the next step, whose row is then not `valid`.
         """
 

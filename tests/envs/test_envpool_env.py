@@ -160,6 +160,7 @@ def test_nested_observations_and_infos_by_env() -> None:
     fresh, expected = env.reset_envs(mask, SEEDS), bare.reset(np.array([1]))[0]
     for key in expected:
         np.testing.assert_array_equal(fresh[key][mask], expected[key])
+        np.testing.assert_array_equal(fresh[key][~mask], obs[key][~mask])
 
 
 def test_bounds_that_no_observation_could_keep_are_mended() -> None:
