@@ -52,7 +52,7 @@ def test_results_can_be_iterated_over_and_a_loop_that_is_left_is_resumed():
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ({"console": "loud"}, ValueError, "one of panel, lines, quiet, not 'loud'"),
+        ({"console": "loud"}, ValueError, "expected one of panel, lines, quiet, got 'loud'"),
         ({"overrides": "seed=2"}, TypeError, "a list of KEY=VALUE texts, such as \\['seed=2'\\]"),
         ({"overrides": ["seed"]}, ConfigError, "expected KEY=VALUE"),
     ],
