@@ -323,7 +323,9 @@ def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> A
         if isinstance(space, spaces.Discrete) and mask.shape == (space.n,):
             return space.sample(mask)
         if isinstance(space, spaces.MultiDiscrete) and mask.shape == (space.nvec.sum(),):
-            return space.sample(tuple(np.split(mask, np.cumsum(space.nvec.ravel())[:-1])))
+            flat = spaces.MultiDiscrete(space.nvec.ravel(), start=space.start.ravel(), seed=seed)
+            masks = np.split(mask, np.cumsum(flat.nvec)[:-1])
+            return flat.sample(tuple(masks)).reshape(space.shape).astype(space.dtype)
     return space.sample()
 
 

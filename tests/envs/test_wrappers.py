@@ -43,6 +43,19 @@ class Masked(gymnasium.Env):
         return observation, 1.0, over, False, {} if over else self._info()
 
 
+class MaskedGrid(Masked):
+    """Actions in a grid, the first choice of each is forbidden."""
+
+    action_space = spaces.MultiDiscrete([[2, 3], [2, 4]])
+
+    def _info(self):
+        return {"action_mask": np.int8([0, 1, 0, 1, 1, 0, 1, 0, 1, 1, 1])}
+
+    def step(self, action):
+        assert action.all(), "a forbidden action"
+        return super().step(self.steps % 4)
+
+
 def runner(env, **settings):
     settings = {"num_envs_per_env_runner": 2, **settings}
     return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings)))
@@ -79,6 +92,10 @@ def test_every_discrete_algorithm_obeys_masks_in_infos(name):
     results = [algorithm.train() for _ in range(2)]
     algorithm.stop()
     assert results[-1]["evaluation"]["episode_return_mean"] == 7
+
+
+def test_a_grid_of_actions_has_the_masks_of_its_components_one_after_the_other():
+    assert runner(f"{__name__}:MaskedGrid").sample()["actions"].all()
 
 
 def test_nested_spaces_come_out_of_other_processes_as_they_are():
