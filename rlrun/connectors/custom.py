@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from rlrun.config.problems import user_traceback
+from rlrun.config.problems import misfit, user_traceback
 from rlrun.config.registry import import_object
 from rlrun.connectors.connector import Connector, State
 from rlrun.connectors.errors import ConnectorError
@@ -274,10 +274,9 @@ class ModuleToEnv(Connector):
     ) -> None:
         space = env.single_action_space
         if default is None and isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-            raise ConnectorError(
-                f"actions of {space} are arrays until the default connectors nest them; remove "
-                "env_runners.add_default_connectors_to_module_to_env_pipeline"
-            )
+            message = f"actions of {space} are arrays until the default connectors nest them"
+            key = "env_runners.add_default_connectors_to_module_to_env_pipeline"
+            raise misfit(key, f"{message}; remove this key")
         for named in reversed(connectors):
             with named.named_in_errors():
                 space = named.connector.connect(space)

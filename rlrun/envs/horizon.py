@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlrun.config.problems import misfit
 from rlrun.data.column_data import Array
-from rlrun.envs.errors import EnvError
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
@@ -91,11 +91,7 @@ class Horizon:
 
 
 def make_horizon(
-    settings: EnvRunnersConfig,
-    env_id: str,
-    *,
-    soft: bool = True,
-    can_reset: bool = True,
+    settings: EnvRunnersConfig, *, soft: bool = True, can_reset: bool = True
 ) -> Horizon | None:
     """The horizon of the settings; None if they set none.
 
@@ -103,17 +99,16 @@ def make_horizon(
         can_reset: whether a single sub-environment can be reset.
 
     Raises:
-        EnvError: episodes would have to end in an environment that cannot start new ones.
+        ConfigError: episodes would have to end in an environment that cannot start new ones.
     """
     if settings.horizon is None and not settings.no_done_at_end:
         return None
     if settings.horizon is not None and not settings.soft_horizon and not can_reset:
-        raise EnvError(
-            env_id,
-            "constructor",
-            "env_runners.horizon must end episodes, and this vector environment cannot reset one "
-            "sub-environment alone; let it limit its episodes itself, or set soft_horizon",
+        message = (
+            "it must end episodes, and this vector environment cannot reset one sub-environment "
+            "alone; let it limit its episodes itself, or set soft_horizon"
         )
+        raise misfit("env_runners.horizon", message)
     return Horizon(settings, soft=soft)
 
 

@@ -25,6 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from rlrun.config.problems import misfit
 from rlrun.envs.env import EnvContext
 from rlrun.envs.env_state import give_state, offers_state, state_problem, take_state
 from rlrun.envs.episode_vector_env import (
@@ -77,9 +78,8 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
         return EnvError(env_id, "constructor", reason, runner_index=runner_index)
 
     if hasattr(env, "possible_agents"):
-        raise refuse(
-            "it has several agents: name their policies, as in multi_agent: {policies: [shared]}"
-        )
+        message = f"{env_id} has several agents: name their policies, as in {{policies: [shared]}}"
+        raise misfit("multi_agent", message)
     if not isinstance(env, VectorEnv):
         kind = f"{type(env).__module__}.{type(env).__qualname__}"
         raise refuse(f"expected a gymnasium.Env or gymnasium.vector.VectorEnv, got a {kind}")

@@ -129,7 +129,7 @@ class RunnerEnvironments:
             return LockStepEnvs(
                 self.envs,
                 LockStepEpisodes(plan, self._num_envs, spec.max_replayed_env_steps),
-                make_horizon(spec.settings, env_id, soft=collects, can_reset=can_reset),
+                make_horizon(spec.settings, soft=collects, can_reset=can_reset),
                 env_id,
                 runner_index=self._runner_index,
                 collects=collects,
@@ -144,7 +144,7 @@ class RunnerEnvironments:
                 env_id,
                 source,
                 runner_index=self._runner_index,
-                horizon=make_horizon(spec.settings, env_id, soft=collects),
+                horizon=make_horizon(spec.settings, soft=collects),
                 rebuilder=self.rebuilder,
                 recorder=recorder,
             )

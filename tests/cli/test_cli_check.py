@@ -11,6 +11,7 @@ from rlrun.cli.main import COMMANDS
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import configs_folder
 
+NOT_NESTED = "add_default_connectors_to_module_to_env_pipeline"
 GOOD = "algorithm: PPO\nenv: CartPole-v1\nstop: {env_steps: 1e5}\n"
 
 
@@ -220,11 +221,33 @@ def test_missing_code_of_a_run_is_looked_for_where_the_run_began(rlrun):
 
 def test_code_that_fails_when_it_is_built_does_not_hide_other_files(rlrun):
     Path("a.yaml").write_text(GOOD)
-    Path("b.yaml").write_text(GOOD.replace("CartPole-v1", "MultiAgentCartPole"))
+    wrapper = "{use: FilterObservation, filter_keys: [a]}"
+    Path("b.yaml").write_text(f"{GOOD}env_runners: {{env_wrappers: [{wrapper}]}}\n")
     code, out, err = rlrun("check", "b.yaml", "a.yaml")
     assert (code, out) == (1, "a.yaml: ok, PPO on CartPole-v1\n")
-    assert "it has several agents" in err
+    assert "raised by the wrapper FilterObservation" in err
     assert err.splitlines()[-1] == "b.yaml: failed: EnvError"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["env=MultiAgentCartPole"], "multi_agent"),
+        (
+            ["env_runners.gym_env_vectorize_mode=vector_entry_point", "env_runners.horizon=9"],
+            "env_runners.horizon",
+        ),
+        (
+            ["env=counting_envs:NestedCounter", f"env_runners.{NOT_NESTED}=false"],
+            f"env_runners.{NOT_NESTED}",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_environment_have_exit_code_2(rlrun, settings, key):
+    Path("a.yaml").write_text(GOOD)
+    code, _, err = rlrun("check", "a.yaml", *settings)
+    assert code == 2
+    assert f": {key}: " in err
 
 
 def test_warnings_do_not_fail(rlrun):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_agents import EXPECTED
 
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.connector import Connector
 from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, NamedConnector
@@ -218,7 +219,7 @@ def test_without_the_default_connectors_only_custom_ones_run():
     np.testing.assert_array_equal(np.array(received)[:, :, 0].T.ravel(), batch[col.ACTIONS] - 1)
     taxi = EnvRunner(spec_of(env="counting_envs:ContinuousCounter", policy=None))
     assert taxi.actors["default_policy"].connectors.custom is None
-    with pytest.raises(ConnectorError, match="add_default_connectors_to_module_to_env_pipeline"):
+    with pytest.raises(ConfigError, match="add_default_connectors_to_module_to_env_pipeline"):
         EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
 
 

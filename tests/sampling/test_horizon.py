@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scripted_agents import EXPECTED
 
 from rlrun.config.batch_arithmetic import fragment_lengths
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
@@ -103,7 +103,7 @@ def test_evaluation_ends_at_the_horizon_too():
 
 
 def test_an_environment_that_resets_itself_cannot_be_cut_short():
-    with pytest.raises(EnvError, match="horizon must end episodes"):
+    with pytest.raises(ConfigError, match=r"env_runners\.horizon: .* cannot reset one"):
         limited(2, use="counting_envs:autonomous", horizon=3)
 
 
