@@ -103,6 +103,9 @@ def export(
     algorithm = restored(checkpoint, trust=trust)
     try:
         chosen = _chosen(list(algorithm.policies), policy_id)
+        if onnx is not None and algorithm.policies[chosen].model.conv_dtype == "bfloat16":
+            message = "ONNX Runtime has no convolutions in bfloat16 (model.conv_dtype)"
+            raise InputError(f"{onnx}: {message}; --torchscript writes them")
         exported = export_policy(algorithm, chosen)
         return [
             Export(

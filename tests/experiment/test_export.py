@@ -211,6 +211,14 @@ def test_a_network_that_looks_past_the_last_steps_is_refused(tmp_path):
         export(path, torchscript=tmp_path / "policy.pt")
 
 
+def test_half_precision_goes_to_torchscript_alone(tmp_path):
+    images, model = spaces.Box(0, 255, (10, 10, 3), np.uint8), {"conv_dtype": "bfloat16"}
+    path = checkpoint(config_of(PPOConfig, images, spaces.Discrete(3), model), tmp_path / "saved")
+    assert export(path, torchscript=tmp_path / "policy.pt")
+    with pytest.raises(InputError, match=r"conv_dtype.*--torchscript"):
+        export(path, onnx=tmp_path / "policy.onnx")
+
+
 def test_a_missing_package_is_noticed_before_anything_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(room, "is_installed", lambda name: name != "onnxscript")
     with pytest.raises(InputError, match=r'onnxscript: pip install "rlrun\[export\]"'):
