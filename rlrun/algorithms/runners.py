@@ -138,7 +138,7 @@ def find_spaces(
             env = make_multi_agent_env(spec.env, wrappers=wrappers)
         else:
             env = local.envs.envs[0]
-        mapping = AgentMapping(spec.multi_agent.agents)
+        mapping = AgentMapping(spec.multi_agent.agents, spec.multi_agent.policies)
         try:
             spaces = policy_spaces(env, mapping, spec.multi_agent.policies, key)
             return spaces, [str(agent) for agent in env.possible_agents]

@@ -6,7 +6,7 @@ forms: a table of names and patterns, a function of the user's, and none at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,6 +18,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object, suggestion
 from rlrun.config.yaml_tree import with_keys
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 
 Spaces = tuple["gym.Space[Any]", "gym.Space[Any]"]
 """Observation and action space."""
@@ -49,10 +50,16 @@ class AgentMapping:
         agents: agent or pattern (``player_*``) -> policy id, of which the first that fits counts;
             or what names a function ``choose(agent, episode, **kwargs)``: an import path, or
             ``{use: path, key: value}``. None: each agent has the policy of its own name, or the
-            only one there is.
+            only one of `policies`.
+        policies: ids of the policies that the run begins with.
     """
 
-    def __init__(self, agents: Mapping[str, Any] | str | None) -> None:
+    def __init__(
+        self,
+        agents: Mapping[str, Any] | str | None,
+        policies: Collection[str] = (DEFAULT_POLICY_ID,),
+    ) -> None:
+        self._only = next(iter(policies)) if len(policies) == 1 else None
         self._table: Mapping[str, Any] | None = None
         self._choose: Any = None
         self._kwargs: dict[str, Any] = {}
@@ -75,8 +82,8 @@ class AgentMapping:
             found = next(patterns, None)
         elif str(agent) in policies:
             found = str(agent)
-        elif len(policies) == 1:
-            found = policies[0]
+        else:
+            found = self._only
         if found is None:
             raise MappingError(
                 f"agent {agent!r} has no policy; name one of {', '.join(policies)} for it"

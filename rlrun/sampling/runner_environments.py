@@ -56,7 +56,9 @@ class RunnerEnvironments:
     ) -> None:
         self._spec, self._runner_index = spec, context.worker_index
         self._num_envs = spec.settings.num_envs_per_env_runner
-        self._mapping = AgentMapping(spec.multi_agent.agents if spec.multi_agent else None)
+        self._mapping = AgentMapping(None)
+        if spec.multi_agent is not None:
+            self._mapping = AgentMapping(spec.multi_agent.agents, spec.multi_agent.policies)
         self.lock_step = spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
         self.rebuilder = Rebuilder(
             spec.env.use,

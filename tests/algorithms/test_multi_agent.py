@@ -28,6 +28,7 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.runners import find_spaces
 from rlrun.algorithms.sac import SACConfig
 from rlrun.config.policies import PolicySettings
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
 from rlrun.data.seeding import learner_rng
 from rlrun.envs.errors import EnvError
@@ -199,6 +200,16 @@ def test_what_is_kept_needs_a_state_and_no_forget(several):
     assert torch.equal(critic.weight, before)
     with pytest.raises(TypeError, match=r"count has no get_state\(\) and set_state\(\): int"):
         algorithm.keep("count", 5)
+
+
+def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several, tmp_path):
+    algorithm = several("PPO", multi_agent={"policies": ["main"]})
+    algorithm.add_policy("older", like="main")
+    train(algorithm, 1)
+    algorithm.save(tmp_path / "checkpoint")
+    resumed = several("PPO", multi_agent={"policies": ["main"]})
+    resumed.restore(tmp_path / "checkpoint")
+    assert train(algorithm, 1) == train(resumed, 1)
 
 
 def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several):
@@ -440,7 +451,7 @@ def test_one_agent_has_one_policy(built):
 
 def test_without_policies_the_message_says_what_to_write():
     config = PPOConfig().environment("MultiAgentCartPole").env_runners(num_env_runners=0)
-    with pytest.raises(EnvError, match=r"several agents.*policies: \[shared\]"):
+    with pytest.raises(ConfigError, match=r"several agents.*policies: \[shared\]"):
         config.build()
 
 

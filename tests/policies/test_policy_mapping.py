@@ -25,7 +25,7 @@ def spaces(agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq
         action_spaces=dict(zip(names, actions, strict=True)),
     )
     settings = dict.fromkeys(policies, SETTINGS) if isinstance(policies, str) else policies
-    return policy_spaces(env, AgentMapping(agents), settings)
+    return policy_spaces(env, AgentMapping(agents, settings), settings)
 
 
 def test_each_policy_has_the_spaces_of_its_agents():
