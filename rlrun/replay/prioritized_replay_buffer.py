@@ -133,6 +133,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
+        if "max_priority" not in state:
+            raise ValueError("its replay buffer has no priorities, but replay.prioritized is true")
         super().set_state(state)
         self.max_priority = float(state["max_priority"])
         self._clear()

@@ -319,8 +319,18 @@ class ReplayBuffer(TransitionBuffer):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of a buffer of the same capacity."""
+        """Restore a state of a buffer of the same capacity.
+
+        Raises:
+            ValueError: the buffer had another capacity, and transitions beyond one of the two.
+        """
         self.num_added = int(state["num_added"])
+        stored = len(state.get("obs", ()))
+        if stored != self.num_added - self._oldest:
+            raise ValueError(
+                f"replay.capacity is {self.capacity}, but its replay buffer has {stored} "
+                "transitions of another capacity"
+            )
         self._columns = {}
         self._newest.clear()
         for slots in (self._obs_slot, self._next_obs_slot, self._successor):

@@ -357,3 +357,14 @@ def test_contents_go_from_one_buffer_to_another_with_the_uses_that_are_left():
     handed_out = [buffer.sample(rng) for _ in range(4)]
     assert [other.sample(again) for _ in range(4)] == handed_out
     assert len(other) == len(buffer) == 0
+
+
+@pytest.mark.parametrize("capacity", [5, 30])
+def test_a_state_of_another_capacity_or_without_priorities_is_refused_in_words(capacity):
+    buffer = ReplayBuffer(10)
+    buffer.add(Experience(1).batch(12))
+    state = buffer.get_state()
+    with pytest.raises(ValueError, match=rf"capacity is {capacity}, .* 10 transitions of another"):
+        ReplayBuffer(capacity).set_state(state)
+    with pytest.raises(ValueError, match=r"no priorities, but replay\.prioritized is true"):
+        PrioritizedReplayBuffer(10).set_state(state)
