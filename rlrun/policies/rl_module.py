@@ -429,7 +429,8 @@ def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
     """Observations of a leaf [N, ...] as features [N, F]: categories one-hot, bytes in [0, 1]."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         return scaled(leaf).flatten(1)
-    counts, first = np.ravel(getattr(space, "nvec", getattr(space, "n", 0))), np.ravel(space.start)
+    counts = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
+    first = np.ravel(space.start)
     columns = leaf.reshape(leaf.shape[0], -1).long() - torch.from_numpy(first).to(leaf.device)
     parts = zip(columns.split(1, dim=1), counts.tolist(), strict=True)
     hot = [column == torch.arange(n, device=leaf.device) for column, n in parts]

@@ -125,6 +125,13 @@ def test_a_runner_goes_on_from_the_states_of_its_environments(
     other.stop()
 
 
+def test_steps_are_counted_from_the_row_at_which_an_episode_replaces_a_dropped_one():
+    episodes = LockStepEpisodes(EndlessPlan(0, Role.TRAIN, 0), 2, 100)
+    assert episodes.steps(3).tolist() == [3, 3]
+    episodes.drop([1], t=3)
+    assert episodes.steps(5).tolist() == [5, 2]
+
+
 @pytest.mark.parametrize("make_runner", [walks, agents])
 def test_no_environment_is_asked_for_its_state_before_its_first_reset(make_runner):
     runner = make_runner(fault="raises", disable_env_checking=True)
