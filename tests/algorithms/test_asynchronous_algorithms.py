@@ -85,6 +85,11 @@ def test_statistics_are_means_over_the_updates_of_an_iteration(built, name):
     assert found["entropy"] == pytest.approx(np.log(2), rel=0.1), "of two actions, at first"
 
 
+def test_impala_reports_how_old_a_batch_was_before_its_first_pass(built):
+    algorithm = built(configured("IMPALA", runners=0, num_epochs=2))
+    assert stats(algorithm.train())["mean_ratio"] == pytest.approx(1.0, abs=1e-6)
+
+
 def rows_of(reply):
     """The rows of a reply, or their gradients."""
     if hasattr(reply, "by_policy"):

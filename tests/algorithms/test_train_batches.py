@@ -107,13 +107,14 @@ def test_env_steps_are_decisions_each_of_four_frames_on_atari():
 
 
 @pytest.mark.parametrize("config", [DQNConfig, PPOConfig])
-def test_an_iteration_of_whole_episodes_ends_once_it_has_its_steps(built, config):
-    """Each round asks for 4 env steps, and brings an episode of 30."""
+@pytest.mark.parametrize(("length", "steps"), [(30, 90), (32, 64)])
+def test_an_iteration_of_whole_episodes_ends_once_it_has_its_steps(built, config, length, steps):
+    """Each round asks for 4 env steps, and brings an episode."""
     config = config().training(train_batch_size=64, minibatch_size=16).model(hidden=[8])
     whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 4}
-    env = {"use": "MountainCar-v0", "max_episode_steps": 30}
+    env = {"use": "MountainCar-v0", "max_episode_steps": length}
     algorithm = built(config.environment(env).env_runners(**whole).debugging(seed=3))
-    assert [algorithm.train()["env_steps_this_iter"] for _ in range(2)] == [90, 90]
+    assert [algorithm.train()["env_steps_this_iter"] for _ in range(2)] == [steps, steps]
 
 
 def test_steps_of_a_runner_that_does_not_reply_are_sampled_in_a_round_of_their_own(

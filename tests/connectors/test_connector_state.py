@@ -256,3 +256,14 @@ def test_a_killed_runner_counts_nothing_twice(build):
         return algorithm.get_state()["policies"]["connectors"]
 
     assert repr(trained(kill=False)) == repr(trained(kill=True))
+
+
+def test_a_state_that_was_restored_is_complete_before_connectors_learn_again(build, tmp_path):
+    connector = {"env_to_module_connector": f"{__name__}:Shifted"}
+    algorithm, resumed = build(**connector), build(**connector)
+    algorithm.train()
+    algorithm.save(tmp_path)
+    resumed.restore(tmp_path)
+    states = [each.get_state()["policies"]["connectors"] for each in (algorithm, resumed)]
+    assert "most" in str(states[0])
+    assert repr(states[0]) == repr(states[1])
