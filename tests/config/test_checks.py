@@ -138,7 +138,7 @@ def test_a_setting_has_an_effect_if_the_switch_of_any_policy_is_on(write):
         ("algorithm: PPO\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", ["model.hidden"]),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", []),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, log_std_init: -1}", ["model.share_layers"]),
-        ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: -1}", ["training.v_min", "replay.alpha"]),
+        ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: 20}", ["training.v_min", "replay.alpha"]),
     ],
 )  # fmt: skip
 def test_what_an_algorithm_does_not_use_is_warned_of(write, text, keys):
