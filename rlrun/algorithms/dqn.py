@@ -260,10 +260,10 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
             message = f"must be below v_max {training.v_max:g}, and is {training.v_min:g}"
             yield "training.v_min", message
         if training.noisy and settings.exploration.type not in (None, "EpsilonGreedy"):
-            message = "the weights explore by training.noisy; remove this key"
+            message = "noisy weights (training.noisy) explore; remove this key"
             yield "exploration.type", message
         elif training.noisy and settings.exploration.epsilon != 0:
-            message = "the weights explore by training.noisy; set it to 0"
+            message = "noisy weights (training.noisy) explore; set it to 0"
             yield "exploration.epsilon", message
 
     @classmethod

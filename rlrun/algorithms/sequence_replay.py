@@ -35,7 +35,7 @@ PRIORITY_OF_THE_MAXIMUM = 0.9
 
 
 def kept_columns(module: RLModule) -> list[str]:
-    """Columns that a buffer must keep for this module, in addition to those of transitions."""
+    """Names of the columns that the replay buffer stores for this module only: states and views."""
     views = _views(module)
     states = [name for name in module.view_requirements if name.startswith(col.STATE_IN_PREFIX)]
     others = [name for name in views if name != col.OBS]

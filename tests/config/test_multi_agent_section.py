@@ -177,7 +177,7 @@ def test_each_policy_explores_by_its_own_settings(write):
             "lr: 1e-4",
             "noisy: true",
             "agent_1.exploration.epsilon",
-            "the weights explore by training.noisy",
+            "noisy weights (training.noisy) explore",
         ),
         ("lr: 1e-4", "num_atoms: 5, v_min: 20", "agent_1.training.v_min", "below v_max 10"),
         ("epsilon: 0.1", "epsilom: 0.1", "agent_1.exploration.epsilom", "did you mean epsilon?"),
