@@ -356,7 +356,7 @@ def test_noise_on_discrete_actions_is_refused(kind):
         (DQNConfig, {"type": "SoftQ", "epsilon": 0.1}, {}, "epsilon: SoftQ does not use it"),
         (DQNConfig, {"type": "SoftQ", "temperature": 0.0}, {}, "temperature: expected a number"),
         (DQNConfig, {"type": "Random", "random_steps": 9}, {}, "random_steps: all actions are"),
-        (DQNConfig, {"type": "SoftQ"}, {"noisy": True}, "exploration.type: the weights explore by"),
+        (DQNConfig, {"type": "SoftQ"}, {"noisy": True}, "exploration.type: noisy weights"),
         (
             SACConfig,
             {"type": "Random"},
@@ -366,7 +366,7 @@ def test_noise_on_discrete_actions_is_refused(kind):
         (PPOConfig, {"type": "Random"}, {}, "exploration: "),
         (DQNConfig, {"type": "ParameterNoise", "stddev": 0.2}, {}, "stddev: ParameterNoise does"),
         (SACConfig, {"type": "ParameterNoise", "epsilon": 0.2}, {}, "epsilon: ParameterNoise does"),
-        (DQNConfig, {"type": "ParameterNoise"}, {"noisy": True}, "type: the weights explore by"),
+        (DQNConfig, {"type": "ParameterNoise"}, {"noisy": True}, "type: noisy weights"),
         (DQNConfig, {"initial_stddev": 2.0}, {}, "initial_stddev: EpsilonGreedy does not use it"),
     ],
 )
