@@ -5,6 +5,7 @@ Environments are imported by import path.
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import gymnasium
@@ -155,6 +156,15 @@ class FailsAtReset(Counter):
 class FailsInConstructor(Counter):
     def __init__(self) -> None:
         raise RuntimeError("no env")
+
+
+class FailsElsewhere(FailsInConstructor):
+    """Can be made in one process only."""
+
+    def __init__(self, process_id: int) -> None:
+        if os.getpid() != process_id:
+            super().__init__()
+        Counter.__init__(self)
 
 
 class FailsOnce(Counter):

@@ -16,6 +16,7 @@ from tiny import ALGORITHMS, BATCH, FILTERED, assert_equal_weights, build, learn
 from rlrun.actors.env_runner_group import Round
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.problems import ConfigError
+from rlrun.envs.errors import EnvError
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 AHEAD = {"env_runners": {"sample_async": True}, "evaluation": {"interval": 1, "episodes": 2}}
@@ -107,6 +108,12 @@ def test_runners_have_the_next_request_before_they_answer_unless_filters_are_mer
     train(algorithm, 3)
     assert in_flight == [1, 1 + queued, 1 + queued]
     assert algorithm.env_runner_group.num_in_flight == 1
+
+
+def test_an_algorithm_is_built_when_its_runners_are(built: Any) -> None:
+    env = {"use": "counting_envs:FailsElsewhere", "kwargs": {"process_id": os.getpid()}}
+    with pytest.raises(EnvError, match="no env"):
+        built(build, "PPO", env, runners=1)
 
 
 def test_what_batches_left_out_in_turns_may_be_read_when_sampling_ahead(

@@ -56,7 +56,22 @@ class Stacked(RLModule):
         return {col.ACTION_DIST_INPUTS: outputs[:, :2], col.VF_PREDS: outputs[:, 2]}
 
 
+class TwiceStacked(Stacked):
+    """Looks at the last two observations apart from the three."""
+
+    def __init__(self, observation_space, action_space, model):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["last_two"] = ViewRequirement(
+            "obs", space=observation_space, shift="-1:0"
+        )
+
+    def forward_train(self, batch):
+        assert batch["last_two"].shape[1:] == (2, 4)
+        return super().forward_train(batch)
+
+
 STACKED = ModelConfig(use=f"{__name__}:Stacked")
+TWICE_STACKED = ModelConfig(use=f"{__name__}:TwiceStacked")
 
 
 def sampled(model, lengths, num_envs=2):
@@ -188,13 +203,13 @@ def test_sequences_keep_their_states():
             np.testing.assert_array_equal(state, stored[key])
 
 
-def test_stacked_observations_are_one_storage_on_the_device_too(monkeypatch):
-    runner, batch = sampled(STACKED, [30])
+def test_views_of_the_same_observations_are_one_storage_on_the_device_too(monkeypatch):
+    runner, batch = sampled(TWICE_STACKED, [30])
     moved, from_numpy = [], torch.from_numpy
     monkeypatch.setattr(torch, "from_numpy", lambda x: moved.append(x.shape) or from_numpy(x))
     loaded(runner, batch)
-    assert batch.shared("obs")[0].shape in moved
-    assert (2 * len(batch), 3) in moved  # the index into it
+    assert moved.count(batch.shared("obs")[0].shape) == 1
+    assert (2 * len(batch), 3) in moved  # the index of one view
     assert (2 * len(batch), 3, 4) not in moved
 
 

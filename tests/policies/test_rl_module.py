@@ -424,6 +424,23 @@ def test_several_modules_are_a_mapping_with_the_parameters_of_all() -> None:
         both.add("c", small())
 
 
+def test_initial_weights_are_drawn_by_one_thread_and_the_others_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    module = seeded_module(
+        lambda *spaces: numbers.append(0) or build_module(*spaces),
+        gym.spaces.Box(-1, 1, (3,)),
+        gym.spaces.Discrete(2),
+        ModelConfig(hidden=(4,)),
+        seed=1,
+    )
+    assert isinstance(module, RLModule)
+    assert numbers == [1, 0, 5]
+
+
 def test_a_mapping_of_modules_is_equal_to_itself_alone() -> None:
     """As torch's modules are, and not as mappings with equal values."""
     module = small()
