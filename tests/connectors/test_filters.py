@@ -60,6 +60,9 @@ def test_deltas_of_any_number_of_runners_give_one_filter_over_all_rows(
     np.testing.assert_allclose(state["mean"], alone.mean, rtol=1e-9, atol=1e-6)
     np.testing.assert_allclose(state["m2"], alone.m2, rtol=1e-7, atol=1e-3)
     assert runners[0].flush_deltas()["count"] == 0
+    runners[0].set_state(central.get_state())
+    rows = np.array([[1.0], [-2.0]])
+    np.testing.assert_array_equal(central(rows, update=False), runners[0](rows, update=False))
 
 
 def test_variance_before_there_is_one() -> None:

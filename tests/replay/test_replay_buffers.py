@@ -269,6 +269,11 @@ def test_the_tree_finds_what_a_search_through_the_sums_finds(seed, capacity):
         np.testing.assert_array_equal(found[:-1], expected)
 
 
+@pytest.mark.parametrize(("capacity", "nodes"), [(1, 2), (2, 4), (7, 16), (8, 16), (9, 32)])
+def test_the_tree_is_as_deep_as_its_leaves_need(capacity, nodes):
+    assert SegmentTree(capacity, np.add, 0.0)._nodes.shape == (nodes,)
+
+
 def test_a_mass_at_the_border_of_two_leaves_is_of_the_second():
     tree = SegmentTree(4, np.add, 0.0)
     tree[np.arange(4)] = [1.0, 1.0, 0.0, 2.0]
