@@ -107,6 +107,15 @@ def test_without_an_initial_state_all_sequences_have_burn_in():
     assert min(buffer.sample(50, experience.rng)[col.SEQ_LENS]) == 3
 
 
+def test_a_state_of_another_burn_in_begins_sequences_with_the_present_one():
+    experience = Experience(1, num_envs=1)
+    before, after = (SequenceReplayBuffer(50, length=9, burn_in=k) for k in (0, 4))
+    before.add(experience.batch(20))
+    after.set_state(before.get_state())
+    for buffer, shortest in ((before, 1), (after, 5)):
+        assert min(buffer.sample(200, experience.rng)[col.SEQ_LENS]) == shortest
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 99),

@@ -169,9 +169,15 @@ class Misannounced(Identity):
 
 
 class LooksTooFar(Identity):
+    at = "rewards"
+
     def __call__(self, rows, history):
-        history.rewards(5)
+        getattr(history, self.at)(5)
         return rows
+
+
+class LooksTooFarAtObservations(LooksTooFar):
+    at = "observations"
 
 
 def two_connectors(env):

@@ -286,6 +286,12 @@ def test_the_first_runner_alone_tells_of_an_episode_that_is_too_long(index, told
     assert caplog.text.count("an episode has 4 env steps") == told
 
 
+def test_episodes_that_no_actions_bring_back_are_never_too_long(caplog):
+    """A vector that resets its own sub-environments starts over after a resume."""
+    sample(walks("counting_envs:autonomous", longest=1), 0, 12)
+    assert "an episode has" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("lengths", "told"),
     [([10_000, 9, 20_001], None), ([10_001, 9, 20_001], "10,001"), ([12_000, 20_000], "20,000")],
