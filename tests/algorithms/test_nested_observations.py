@@ -35,6 +35,14 @@ def test_no_algorithm_takes_a_forbidden_action(built, name):
     train(built(name, "nested_envs:two_hands", multi_agent={"policies": ["p"]}), 2)
 
 
+def test_masks_of_one_policy_are_enough_to_be_told_of(built, monkeypatch):
+    policies = built("PPO").policies
+    assert not policies.masked
+    spaces = {"p": (MASKED, gym.spaces.Discrete(3)), **policies.spaces}
+    monkeypatch.setattr(policies, "spaces", spaces)
+    assert policies.masked
+
+
 @pytest.mark.parametrize("name", ["PPO, LSTM", "IMPALA", "DQN, GRU", "SAC"])
 @pytest.mark.parametrize("env", [SIGHTS, TWO_SIGHTS])
 def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):

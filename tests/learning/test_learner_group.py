@@ -233,6 +233,19 @@ def test_learners_that_share_a_gpu_do_not_talk_through_nccl(monkeypatch, gpus, d
     assert made[0].group == (1, 2, ("somewhere", 1234, 2), backend)
 
 
+def test_an_error_of_a_loss_brings_its_traceback_out_of_a_learners_process():
+    def one_over_zero(module, rows):
+        return 1 / 0
+
+    host = LearnerHost(0, 1)
+    host.build(make_module(), TRAINING, LearnersConfig(device="cpu"))
+    rows = host._learner.load(make_batch(), NAMES)
+    with pytest.raises(ZeroDivisionError) as caught:
+        host.accumulate([*rows.microbatches(None)], rows.size, one_over_zero, {}, {"lr": 1e-3})
+    (note,) = caught.value.__notes__
+    assert "return 1 / 0" in note
+
+
 @pytest.fixture(scope="module")
 def two(local_ray):
     group = build_learner(make_module(), TRAINING, TWO)
@@ -253,6 +266,7 @@ def one(two):
 
 @pytest.mark.parametrize("gradient_of", [None, ppo_gradient])
 def test_two_learners_make_the_updates_of_one(one, two, gradient_of):
+    np.testing.assert_array_equal(two.get_weights(), one.get_weights())
     results = []
     for learner in (one, two):
         rows = learner.load(make_batch(), NAMES)

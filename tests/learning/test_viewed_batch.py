@@ -74,11 +74,11 @@ STACKED = ModelConfig(use=f"{__name__}:Stacked")
 TWICE_STACKED = ModelConfig(use=f"{__name__}:TwiceStacked")
 
 
-def sampled(model, lengths, num_envs=2):
+def sampled(model, lengths, num_envs=2, max_episode_steps=13, **settings):
     runner = EnvRunner(
         RunnerSpec(
-            EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": 13}),
-            EnvRunnersConfig(num_envs_per_env_runner=num_envs),
+            EnvSpec(use="CartPole-v1", kwargs={"max_episode_steps": max_episode_steps}),
+            EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings),
             model=model,
             policy_factory=TorchPolicy,
         )
@@ -146,6 +146,18 @@ def check_last_values(runner, batch, next_values):
             value = float(module.compute_values({**last, **states}))
         assert next_values[row] == pytest.approx(value, abs=1e-5)
         begin += length
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_what_is_seen_when_acting_does_not_depend_on_where_fragments_are_cut(length):
+    """Episodes of the two sub-environments begin at different steps."""
+    acted = []
+    for fragments in ([120], [length] * (120 // length)):
+        torch.manual_seed(0)
+        _, batch = sampled(STACKED, fragments, max_episode_steps=90, explore=False)
+        order = np.lexsort([batch[name] for name in (col.T, col.EPS_ID, col.ENV_ID)])
+        acted.append(batch[col.ACTION_DIST_INPUTS][order])
+    np.testing.assert_allclose(acted[1], acted[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("model", [LSTM, STACKED])

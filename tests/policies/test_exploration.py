@@ -110,6 +110,14 @@ def test_random_steps_of_values_are_those_of_an_epsilon_of_1(env_steps, epsilon)
     assert exploration_at(settings, ("EpsilonGreedy", "SoftQ"), env_steps) == {"epsilon": epsilon}
 
 
+@pytest.mark.parametrize(
+    ("random_steps", "present"), [(0, {}), (5, {"random": 1.0}), (4, {"random": 0.0})]
+)
+def test_a_policy_that_samples_is_told_how_often_it_acts_at_random(random_steps, present):
+    settings = ExplorationConfig(random_steps=random_steps)
+    assert exploration_at(settings, ("StochasticSampling", "GaussianNoise"), 4) == present
+
+
 def test_random_steps_of_a_box_are_uniform_and_then_the_policy_acts():
     sampler = exploring(SquashedGaussianSampler(2), BOX, random_steps=5, present={"random": 1.0})
     row = np.array([2.0, -2.0, 0.0, 0.0], np.float32)

@@ -13,6 +13,11 @@ from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
 from rlrun.replay.replay_buffer import ReplayBuffer
 
 
+def test_a_sample_of_no_policies_is_empty():
+    batch = MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(9)).sample(4, None, policies=[])
+    assert (batch.policy_batches, batch.count) == ({}, 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
