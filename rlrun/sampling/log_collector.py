@@ -203,6 +203,9 @@ class LogCollector(SampleCollector):
         self.columns[name] = np.zeros((len(self.columns[_NEXT]), *rows.shape[1:]), rows.dtype)
 
     def _grow(self) -> None:
+        running = self.places[(self._here >= 0) | (self._open >= 0), 2]
+        held = self.columns[col.T][np.isin(self.columns[col.EPS_ID], running)]
+        self.warn_if_large(int(held.max(initial=0)))
         more = max(len(self.columns[_NEXT]), self.size - len(self.columns[_NEXT]))
         for name, column in self.columns.items():
             fresh = _FRESH[name][1] if name in _FRESH else 0

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+from agent_runners import MLP, make, sample
 from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,6 +118,18 @@ def test_a_long_fragment_of_short_episodes_is_not_warned_of(monkeypatch, caplog,
     monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
     collect(whole_runner(1, length=length, collector=collector), [100])
     assert "held back" not in caplog.text
+
+
+@pytest.mark.parametrize("collector", [None, "SimpleListCollector"])
+@pytest.mark.parametrize(("length", "warned"), [(300, True), (20, False)])
+def test_long_episodes_of_several_agents_are_warned_of_too(
+    monkeypatch, caplog, collector, length, warned
+):
+    monkeypatch.setattr(sample_collector, "MOST_HELD", 20)
+    endless = {"use": "random_agents:RandomAgents", "silence": 0, "leaving": 0, "end": 0}
+    settings = {"horizon": length, "batch_mode": "complete_episodes", "sample_collector": collector}
+    sample(make(endless, {"p": MLP}, **settings), 0, 300)
+    assert ("held back until an episode ends" in caplog.text) is warned
 
 
 @pytest.mark.parametrize("runners", [0, 1, 3])
