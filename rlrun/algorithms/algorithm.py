@@ -418,20 +418,20 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         policy_id: str = DEFAULT_POLICY_ID,
         *,
         num_envs: int = 1,
-        explore: bool = False,
-        seed: int = 0,
+        explore: bool | None = False,
+        seed: int | None = None,
     ) -> ActingPolicy:
         """The present policy with its connectors, for environments that the caller steps.
 
         Args:
             num_envs: environments that it acts in at once.
-            explore: sample actions instead of taking the most probable ones.
-            seed: of exploration.
+            explore: sample actions instead of taking the most likely ones; None: as env runners do.
+            seed: of exploration; None: 0 for the first policy made so, 1 for the second, ...
         """
         return self.evaluator.acting_policy(policy_id, num_envs, explore=explore, seed=seed)
 
     def compute_single_action(
-        self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool = False
+        self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool | None = False
     ) -> Any:
         """The action for one observation; with a memory, as for an episode's first."""
         return self.acting_policy(policy_id, explore=explore).compute_single_action(observation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
@@ -62,6 +62,7 @@ class Evaluator:
         self.group: EnvRunnerGroup | None = None
         self._begun: Round | None = None
         self._num_requests = 0
+        self._seeds = count()  # of acting policies
         if config.evaluation.num_env_runners:
             self.group = EnvRunnerGroup(
                 self._spec,
@@ -170,10 +171,11 @@ class Evaluator:
         return connectors
 
     def acting_policy(
-        self, policy_id: str, num_envs: int, *, explore: bool, seed: int
+        self, policy_id: str, num_envs: int, *, explore: bool | None, seed: int | None
     ) -> ActingPolicy:
         """See `Algorithm.acting_policy`."""
         connectors = self.connectors(policy_id, num_envs)
+        seed = next(self._seeds) if seed is None else seed
         return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)
 
     def _local(self, render_mode: str | None = None) -> EnvRunner:

@@ -71,7 +71,7 @@ class AlwaysSame(Policy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         hand = int(self.config.get("hand", ROCK))
@@ -86,7 +86,7 @@ class BeatLast(Policy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         seen = obs_batch.argmax(axis=1)  # one-hot, as the preprocessor makes them

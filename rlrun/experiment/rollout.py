@@ -184,7 +184,7 @@ def load_policy(
     policy_id: str = DEFAULT_POLICY_ID,
     *,
     num_envs: int = 1,
-    explore: bool = False,
+    explore: bool | None = False,
     seed: int = 0,
     trust: bool = False,
 ) -> ActingPolicy:

@@ -186,7 +186,7 @@ class MLPPolicy(SamplingPolicy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore

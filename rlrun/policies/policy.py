@@ -61,7 +61,7 @@ class Policy:
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Choose one action per row.
@@ -82,7 +82,7 @@ class Policy:
         self,
         input_dict: Mapping[str, Array],
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Choose one action per row, given all views that the policy acts on.

@@ -108,7 +108,7 @@ class TorchPolicy(SamplingPolicy):
         obs_batch: Array,
         state_batches: Sequence[Array] | None = None,
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Actions for B observations; see `Policy.compute_actions`.
@@ -123,7 +123,7 @@ class TorchPolicy(SamplingPolicy):
         self,
         input_dict: Mapping[str, Array],
         *,
-        explore: bool | None = True,
+        explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         """Actions from all views of the module; see `Policy.compute_actions_from_input_dict`."""

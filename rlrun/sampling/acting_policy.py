@@ -31,7 +31,7 @@ class ActingPolicy:
     Args:
         connectors: between the environments and the policy, made for B slots.
         settings: of the env runners.
-        explore: sample actions instead of taking the most probable ones.
+        explore: sample actions instead of taking the most likely ones; None: as env runners do.
         seed: seed of what exploration draws.
 
     Attributes:
@@ -48,12 +48,13 @@ class ActingPolicy:
         settings: EnvRunnersConfig,
         num_envs: int,
         *,
-        explore: bool,
+        explore: bool | None,
         seed: int,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"a policy acts in at least 1 environment, not {num_envs}")
         self.num_envs = num_envs
+        explore = connectors.policy.explores if explore is None else explore
         self.observation_space, self.action_space = connectors.env_spaces
         self._actor = PolicyActor(
             connectors, settings, num_slots=num_envs, explore=explore, collects=False

@@ -170,6 +170,31 @@ def test_exploring_draws_from_the_seed_and_leaves_training_alone(built):
     assert train(algorithm, 2) == train(other, 2)
 
 
+def test_single_actions_that_explore_are_drawn_anew_each_time(built):
+    config = PGConfig().environment("CartPole-v1").debugging(seed=3)
+    seen = np.zeros(4, np.float32)
+
+    def actions(explore):
+        algorithm = built(config)
+        return [int(algorithm.compute_single_action(seen, explore=explore)) for _ in range(30)]
+
+    assert {*actions(True)} == {0, 1}
+    assert actions(True) == actions(True)
+
+
+@pytest.mark.parametrize("explores", [True, False])
+def test_settings_decide_whether_to_explore_where_the_caller_does_not(built, explores):
+    algorithm = built(PGConfig().environment("CartPole-v1").env_runners(explore=explores))
+    seen, policy = np.zeros((60, 4), np.float32), algorithm.env_runner_group.local_env_runner.policy
+    for how in ({}, {"explore": None}):
+        assert len({*policy.compute_actions(seen, **how)[0]}) == 1 + explores
+    first, second = (
+        algorithm.acting_policy(num_envs=60, explore=how, seed=5).compute_actions(seen)
+        for how in (None, explores)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
 class Lasting(Policy):
     """Acts by noise that lasts a whole episode."""
 
