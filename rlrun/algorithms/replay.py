@@ -210,6 +210,7 @@ class Replay(Generic[U]):
         with phase("sample"):
             sampled = algorithm.train_batch(algorithm.sample_round(lengths, next_lengths))
         steps = (counted := progress.counted_steps) - counted_before
+        trained_before = progress.trained_steps
         batches = dict(policies.train_batches(sampled, progress))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
         learning = [*filter(policies.is_policy_to_train, stats)]
@@ -230,7 +231,7 @@ class Replay(Generic[U]):
                 stats[policy_id].num_rows += errors.shape[0]
             for updater in updated.values():
                 updater.end_round(counted)
-        if updated:
+        if updated or progress.trained_steps > trained_before:  # custom policies have learned
             algorithm.sync_weights()
         return counted
 

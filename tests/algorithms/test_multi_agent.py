@@ -180,6 +180,7 @@ def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, t
     algorithm, other = built(config.debugging(seed=1)), built(config)
     row = algorithm.train()["learners"]["default_policy"]
     assert row["learner_stats"]["w"] == 2.0 + row["num_agent_steps_trained"]
+    assert algorithm.policies.acting_weights["default_policy"]["w"] == row["learner_stats"]["w"]
     algorithm.save(tmp_path / "checkpoint")
     other.restore(tmp_path / "checkpoint")
     assert train(algorithm, 1) == train(other, 1)
