@@ -171,14 +171,19 @@ class Policies(Mapping[str, PolicySettings]):
         return self._learner_connectors[policy_id]
 
     def train_batches(
-        self, batch: MultiAgentBatch, progress: Progress
+        self, batch: MultiAgentBatch, progress: Progress, *, replayed: bool = False
     ) -> Iterator[tuple[str, SampleBatch]]:
-        """Each network's policy id and part of a batch; custom policies learn from theirs here."""
+        """Each network's policy id and part of a batch; custom policies learn from theirs here.
+
+        Args:
+            replayed: networks learn from buffers, so whether one learns is not asked here.
+        """
         for policy_id, settings in list(self.settings.items()):  # callbacks may add and remove some
             if not settings.train or policy_id not in self.settings:
                 continue
             rows = batch.policy_batches.get(policy_id)
-            if rows is not None and not self.is_policy_to_train(policy_id, batch):
+            is_asked = policy_id in self.custom or not replayed
+            if rows is not None and is_asked and not self.is_policy_to_train(policy_id, batch):
                 rows = None
             changed = settings.training.learner_connectors or self.before_learning is not None
             if rows is not None and changed:

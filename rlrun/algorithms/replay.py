@@ -211,7 +211,7 @@ class Replay(Generic[U]):
             sampled = algorithm.train_batch(algorithm.sample_round(lengths, next_lengths))
         steps = (counted := progress.counted_steps) - counted_before
         trained_before = progress.trained_steps
-        batches = dict(policies.train_batches(sampled, progress))
+        batches = dict(policies.train_batches(sampled, progress, replayed=True))
         # Updates learn from buffers, so `policies_to_train` is asked without a batch.
         learning = [*filter(policies.is_policy_to_train, stats)]
         for policy_id in batches.keys() - policies.settings.keys():  # removed by a callback

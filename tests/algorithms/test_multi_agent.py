@@ -79,6 +79,11 @@ def only_agent_1(policy_id, batch):
     return policy_id == "agent_1"
 
 
+def is_without_batch(policy_id, batch):
+    """Whether it is asked without a train batch."""
+    return batch is None
+
+
 @pytest.fixture
 def several(built):
     """Builds a tiny algorithm of several agents, given its name."""
@@ -123,6 +128,14 @@ def test_code_decides_where_no_train_batch_is_at_hand_too(several, name):
     for policy_id, frozen in (("agent_0", True), ("agent_1", False)):
         names = [key for key in before if key.startswith(policy_id)]
         assert all(before[key].tobytes() == after[key].tobytes() for key in names) == frozen
+
+
+@pytest.mark.parametrize("name", ["DQN", LOCKSTEP, "SAC"])
+def test_code_decides_about_updates_and_not_about_what_is_stored_for_them(several, name):
+    code = {"policies_to_train": "test_multi_agent:is_without_batch"}
+    algorithm, plain = several(name, multi_agent={**EACH, **code}), several(name)
+    assert train(algorithm, 2) == train(plain, 2)
+    assert_equal_weights(algorithm, plain)
 
 
 def test_a_shared_policy_learns_from_all_its_agents(several):
