@@ -174,6 +174,9 @@ class Evaluator:
         self, policy_id: str, num_envs: int, *, explore: bool | None, seed: int | None
     ) -> ActingPolicy:
         """See `Algorithm.acting_policy`."""
+        if policy_id not in self._policies:
+            known = ", ".join(self._policies)
+            raise KeyError(f"there is no policy {policy_id!r}; policies: {known}")
         connectors = self.connectors(policy_id, num_envs)
         seed = next(self._seeds) if seed is None else seed
         return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)

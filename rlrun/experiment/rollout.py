@@ -199,9 +199,6 @@ def load_policy(
     """
     algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
     try:
-        if policy_id not in algorithm.policies:
-            known = ", ".join(algorithm.policies)
-            raise KeyError(f"there is no policy {policy_id!r}; policies: {known}")
         return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
     finally:
         algorithm.stop()

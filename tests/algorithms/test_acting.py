@@ -238,8 +238,8 @@ def test_one_policy_of_several(built):
         for name, policy in chosen.items()
     }
     assert actions["agent_0"] != actions["agent_1"]
-    with pytest.raises(KeyError, match="agent_2"):
-        algorithm.acting_policy("agent_2")
+    with pytest.raises(KeyError, match="there is no policy 'default_policy'; policies: agent_0, "):
+        algorithm.compute_single_action(observation)
 
 
 def test_what_is_no_checkpoint_of_it_is_refused(tmp_path):
