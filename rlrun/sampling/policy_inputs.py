@@ -72,7 +72,7 @@ class PolicyInputs:
         return actions, extras
 
     def _check_sources(self, columns: Mapping[str, Array]) -> None:
-        """Raise KeyError for views of columns that are not collected."""
+        """Raise for views of columns that are not collected, or have another shape than said."""
         assert self.views is not None
         there = [col.OBS, col.ACTIONS, *col.STEP_COLUMNS, *columns]
         for view in self.views.views:
@@ -80,6 +80,14 @@ class PolicyInputs:
                 raise KeyError(
                     f"view {view.name!r}: there is no column {view.source!r} to view; choose "
                     f"from {', '.join(there)}"
+                )
+            if view.source not in columns:
+                continue
+            found, said = np.shape(columns[view.source])[1:], self.rows[view.source].shape[1:]
+            if found != said:
+                raise ValueError(
+                    f"view {view.name!r}: a row of {view.source!r} has the shape {found}, not "
+                    f"{said} as its space or the initial state says"
                 )
         self._sources_checked = True
 

@@ -114,6 +114,16 @@ def test_unknown_columns_are_named():
         collect(runner, [3])
 
 
+@pytest.mark.parametrize("shape", [None, (), (3,)])
+def test_a_view_of_what_the_policy_puts_out_must_have_its_shape(shape):
+    runner = EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1")))
+    space = None if shape is None else gym.spaces.Box(-9, 9, shape)
+    view = ViewRequirement("action_dist_inputs", space=space, shift=-1)
+    runner.policy.view_requirements["x"] = view
+    with pytest.raises(ValueError, match=r"'x': .* shape \(2,\), not \((3,)?\) as its space"):
+        collect(runner, [3])
+
+
 def test_rewards_are_seen_as_they_are_learned_from():
     runner = EnvRunner(
         RunnerSpec(
