@@ -146,6 +146,7 @@ NO_EFFECT: dict[str, str] = {
         ("policy_map_capacity", "policy_states_are_swappable", "policy_map_cache"),
         "all policies stay in memory",
     ),
+    "_fake_gpus": "several learners (learners.num_learners) share minibatches on CPUs, too",
     "log_level": "log.txt in the run folder is always complete",
     "log_gradients": "grad_norm is always in the result",
     "create_local_env_runner": "there is a local env runner if there are no remote ones",
@@ -408,7 +409,7 @@ def advice(name: str) -> str | None:
 
 def without_effect(name: str) -> str | None:
     """Why a retired name is not needed, or None for other names."""
-    return _INTERNAL if name.startswith(_INTERNAL_PREFIXES) else NO_EFFECT.get(name)
+    return NO_EFFECT.get(name, _INTERNAL if name.startswith(_INTERNAL_PREFIXES) else None)
 
 
 def address_of(key: str, known: Mapping[str, Any]) -> str | None:

@@ -60,10 +60,7 @@ class ActingPolicy:
             connectors, settings, num_slots=num_envs, explore=explore, collects=False
         )
         self._rng = np.random.default_rng(seed)
-        self._actor.begin_fragment(frozenset())
-        if explore:
-            self._actor.noise.begin_fragment(self._rng, _STEPS_KEPT, num_envs)
-        self._all = np.arange(num_envs)
+        self._begin_fragment()
         self._next_id = num_envs
         self._steps = 0
         self._begins = np.ones(num_envs, np.bool_)  # [B] the next observation is an episode's first
@@ -126,10 +123,15 @@ class ActingPolicy:
             self._begin(np.flatnonzero(begins), observations)
         if self._steps and self._steps % _STEPS_KEPT == 0:
             actor.discard()
-            actor.begin_fragment(frozenset())
+            self._begin_fragment()
         self._steps += 1
         actions = actor.act(Due())
         return actor.to_env(actions)
+
+    def _begin_fragment(self) -> None:
+        self._actor.begin_fragment(frozenset())
+        if self._actor.explore:
+            self._actor.noise.begin_fragment(self._rng, _STEPS_KEPT, self.num_envs)
 
     def _begin(self, slots: NDArray[np.int64], observations: Any) -> None:
         ids = self._next_id + np.arange(len(slots))

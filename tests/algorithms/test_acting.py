@@ -195,6 +195,13 @@ def test_settings_decide_whether_to_explore_where_the_caller_does_not(built, exp
     np.testing.assert_array_equal(first, second)
 
 
+def test_noisy_weights_that_explore_are_drawn_again(built):
+    config = DQNConfig().environment("CartPole-v1").exploration(epsilon=0)
+    policy = built(config.training(noisy=True, sigma0=9.0)).acting_policy(explore=True)
+    seen = np.ones(4, np.float32)
+    assert {policy.compute_single_action(seen).item() for _ in range(2000)} == {0, 1}
+
+
 class Lasting(Policy):
     """Acts by noise that lasts a whole episode."""
 
