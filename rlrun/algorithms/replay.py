@@ -245,10 +245,13 @@ class Replay(Generic[U]):
         """
         rng_of = self._algorithm.learner_rng
         buffers = self.buffer.buffers
-        sampled = [name for name in learning if name in buffers and buffers[name].can_be_sampled]
-        if sampled and self._in_lockstep:
-            sampled = [DEFAULT_POLICY_ID]  # stands for all policies together
-        for sampled_id in sampled:
+        sampled = [name for name, buffer in buffers.items() if buffer.can_be_sampled]
+        learned = [name for name in learning if name in sampled]
+        if sampled and self._in_lockstep:  # the default policy stands for all of them together
+            sampled, learned = [DEFAULT_POLICY_ID], [DEFAULT_POLICY_ID] * bool(learned)
+        for paused in (name for name in sampled if name not in learned):
+            self._updates_due[paused].steps += steps
+        for sampled_id in learned:
             updates = self._updates_due[sampled_id]
             rngs: dict[str, np.random.Generator] = {}
             for _ in range(updates.due(steps)):

@@ -79,6 +79,11 @@ def only_agent_1(policy_id, batch):
     return policy_id == "agent_1"
 
 
+def is_due(policy_id, batch):
+    """Whether the policies learn at present."""
+    return is_due.now
+
+
 def is_without_batch(policy_id, batch):
     """Whether it is asked without a train batch."""
     return batch is None
@@ -136,6 +141,19 @@ def test_code_decides_about_updates_and_not_about_what_is_stored_for_them(severa
     algorithm, plain = several(name, multi_agent={**EACH, **code}), several(name)
     assert train(algorithm, 2) == train(plain, 2)
     assert_equal_weights(algorithm, plain)
+
+
+@pytest.mark.parametrize("name", ["DQN", LOCKSTEP])
+def test_what_was_stored_meanwhile_is_learned_from_at_once(several, name):
+    is_due.now = False
+    algorithm = several(name, multi_agent={**EACH, "policies_to_train": "test_multi_agent:is_due"})
+    updates = []
+    for _ in range(3):
+        row = algorithm.train()["learners"]["agent_1"]
+        updates.append(row["learner_stats"]["num_updates"])
+        is_due.now = True
+    assert updates[0] == 0
+    assert updates[1] == updates[2] > 0
 
 
 def test_a_shared_policy_learns_from_all_its_agents(several):
