@@ -219,6 +219,9 @@ def start_ray(
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
+    if not ray.is_initialized():
+        # Else it prints errors of calls that were given up, such as those of a failed round.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if ray.is_initialized():
         there = cluster_resources()
         cpus = preflight(settings, there, "the running Ray", learners, evaluation, num_networks)

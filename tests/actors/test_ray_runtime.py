@@ -125,6 +125,28 @@ def test_ray_listens_on_the_loopback_interface_only(local_ray: None) -> None:
     assert all(address.is_loopback for address in listening)
 
 
+def test_an_error_of_a_call_that_was_given_up_is_not_printed(local_ray: None) -> None:
+    import ray
+
+    @ray.remote(num_cpus=0.1)
+    class Actor:
+        def fail(self) -> None:
+            raise ValueError("of a round that was given up")
+
+        def answer(self) -> None:
+            pass
+
+    printed: list[Exception] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray._private.worker._unhandled_error_handler", printed.append)
+        actor = Actor.remote()
+        given_up = actor.fail.remote()
+        ray.get(actor.answer.remote())
+        del given_up
+        time.sleep(0.5)
+    assert not printed
+
+
 def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
