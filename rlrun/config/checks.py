@@ -63,6 +63,9 @@ OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig(
 _COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_size")
 """Settings of `training` that a single policy cannot override."""
 
+_OF_POLICIES = ("model", "training", "exploration")
+"""Sections of which a single policy may override settings."""
+
 _OF_CUSTOM_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
 """Settings of `training` that also apply to custom policies."""
 
@@ -310,6 +313,7 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_policy_ids(experiment)
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)
+    yield from check_settings_of_policies(experiment)
 
 
 def _check_custom_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -374,6 +378,18 @@ def _check_policy_ids(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(path, no_such("policy", str(policy_id), policies))
 
 
+def check_settings_of_policies(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Unknown keys and wrong values in the settings of single policies."""
+    for policy_id, policy in experiment.multi_agent.policies.items():
+        path: Path = ("multi_agent", "policies", policy_id)
+        for name in () if policy.use else _OF_POLICIES:
+            common, own = getattr(experiment, name), getattr(policy, name)
+            training = type(common) if isinstance(common, TrainingConfig) else None
+            laid_over = {**dict(common), **own} if own else common
+            for finding in validated(type(common), laid_over, (name,), training)[1]:
+                yield Finding((*path, *finding.path), finding.message)
+
+
 def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Finding]:
     policy = experiment.multi_agent.policies[policy_id]
     path: Path = ("multi_agent", "policies", policy_id)
@@ -381,22 +397,12 @@ def _check_policy(experiment: ExperimentConfig, policy_id: str) -> Iterator[Find
         if name in policy.training:
             message = "the same for all policies; it belongs to training"
             yield Finding((*path, "training", name), message)
-    sections: dict[str, tuple[Section, dict[str, Any]]] = {
-        "model": (experiment.model, policy.model),
-        "training": (experiment.training, policy.training),
-        "exploration": (experiment.exploration, policy.exploration),
-    }
-    for name, (common, own) in sections.items():
-        if not own:
-            continue
-        if policy.use is not None:
+    for name in _OF_POLICIES:
+        if getattr(policy, name) and policy.use is not None:
             message = f"{policy.use} is not a network of rlrun; write its arguments beside `use`"
             yield Finding((*path, name), message)
-            continue
-        yield from _check_section_is_used(experiment, (*path, name))
-        training = type(common) if isinstance(common, TrainingConfig) else None
-        for finding in validated(type(common), {**dict(common), **own}, (name,), training)[1]:
-            yield Finding((*path, *finding.path), finding.message)
+        elif getattr(policy, name):
+            yield from _check_section_is_used(experiment, (*path, name))
 
 
 def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:

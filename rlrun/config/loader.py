@@ -183,10 +183,12 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
         findings += [*_check_sections(experiment), *checks.check_algorithm(experiment)]
         findings += [*check_memory(experiment), *check_sweep(experiment, tree)]
     elif (partial := salvage(data, findings)) is not None:
-        wrong = {finding.path[0] for finding in findings if finding.path} - {"stop"}
+        wrong = {finding.path[0] for finding in findings if finding.path}
+        wrong -= {"stop", "multi_agent"}
         more = list(_check_sections(partial))
-        if not wrong & {"algorithm", "sweep"}:
-            more += check_sweep(partial, tree)
+        if "algorithm" not in wrong:
+            more += checks.check_settings_of_policies(partial)
+            more += [] if "sweep" in wrong else check_sweep(partial, tree)
         findings += [finding for finding in more if finding.path[0] not in wrong]
     problems += _located(tree, findings)
     if problems or experiment is None:

@@ -40,21 +40,33 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
 def salvage(data: Any, findings: list[Finding]) -> ExperimentConfig | None:
     """The valid sections of invalid data, with placeholders for the others, for further checks.
 
-    None if even that is invalid. Ignore further findings in sections that have some already. The
-    algorithm has its name, whether there is one of that name or not.
+    None if even that is invalid. Of `stop` and `multi_agent` only what is wrong is left out; ignore
+    further findings in other sections that have some already. The algorithm has its name, whether
+    there is one of that name or not.
     """
     if not isinstance(data, dict):
         return None
     wrong = {finding.path[0] for finding in findings if finding.path}
-    kept = {key: value for key, value in data.items() if key not in wrong}
-    if "stop" in wrong and isinstance(data["stop"], dict):
-        wrong_stops = {finding.path[-1] for finding in findings if finding.path[:1] == ("stop",)}
-        kept["stop"] = {key: data["stop"][key] for key in data["stop"].keys() - wrong_stops}
+    kept = {key: value for key, value in data.items() if key not in wrong and value is not None}
+    parts = {key: data[key] for key in ("stop", "multi_agent") if key in wrong and key in data}
+    kept |= _without(parts, [finding.path for finding in findings])
     if wrong & {"evaluation", "callbacks"}:  # The keys of the result depend on these.
         kept.pop("stop", None)
-    algorithm = str(data.get("algorithm", ""))
-    whole = {"env": "", **kept, "algorithm": algorithm, "training": TrainingConfig()}
-    return validated(ExperimentConfig, whole, (), None)[0]
+    name = data.get("algorithm", "")
+    training_class = _training_class(name)[0] or TrainingConfig
+    training, _ = validated(training_class, kept.get("training", {}), (), None)
+    known = {"algorithm": str(name), "training": training or TrainingConfig()}
+    return validated(ExperimentConfig, {"env": "", **kept, **known}, (), None)[0]
+
+
+def _without(data: dict[Any, Any], paths: list[Path]) -> dict[Any, Any]:
+    """A mapping without what is at these paths; of what is no mapping, nothing is left."""
+    inside = {key: [path[1:] for path in paths if path[:1] == (key,)] for key in data}
+    return {
+        key: _without(value, inside[key]) if inside[key] else value
+        for key, value in data.items()
+        if not inside[key] or (isinstance(value, dict) and () not in inside[key])
+    }
 
 
 def _is_section(key: str) -> bool:

@@ -156,6 +156,11 @@ def test_an_empty_section_is_its_defaults(write):
     assert experiment.model.hidden == (64, 64)
 
 
+def test_an_empty_section_hides_no_problem_of_another(write):
+    lines = errors(write("sead: 3\nmodel:\nreport: {sinks: [consol]}"))
+    assert ["sead" in lines[0], "report.sinks[0]" in lines[1]] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("", "the file is empty"), ("- a", "expected keys and values"), ("3", "expected keys")],

@@ -139,6 +139,19 @@ def test_errors_name_the_place(write, wrong, right, key, message):
     assert_error(write(FILE.replace(wrong, right, 1), minimal=False), key, message)
 
 
+def test_wrong_keys_of_policies_are_told_together_with_all_others(write):
+    text = FILE.replace("lr: 1e-4", "lrr: 1e-4").replace("hidden: [8]", "hiden: [8]")
+    text = text.replace("one:\n", "one: {sed: 3}\n").replace("model:", "sead: 3\nmodel:", 1)
+    lines = errors(write(text, minimal=False))
+    keys = ["sead", "policies.one.sed", "policies.two.model.hiden", "policies.two.training.lrr"]
+    assert all(f"{key}: unknown" in line for key, line in zip(keys, lines, strict=True))
+
+
+def test_settings_of_policies_are_not_judged_without_an_algorithm(write):
+    lines = errors(write(FILE.replace("PPO", "PPOO"), minimal=False))
+    assert ["algorithm:" in line for line in lines] == [True]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "own", "message"),
     [
