@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlrun.data.results import RETURN, Row, number_at
-from rlrun.experiment.report.numbers import clock_time, two_decimals
+from rlrun.experiment.report.numbers import clock_time, size_text, two_decimals
 from rlrun.experiment.run_folder import RunFolder, in_shell
 from rlrun.experiment.stopping import StopCriteria
 
@@ -48,7 +48,8 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
     if outcome.checkpoint is not None:
         best = outcome.best_checkpoint
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
-        lines.append(f"  checkpoint  {outcome.checkpoint.name}{other}")
+        size = size_text(sum(file.stat().st_size for file in outcome.checkpoint.iterdir()))
+        lines.append(f"  checkpoint  {outcome.checkpoint.name}, {size}{other}")
         lines.append(f"  roll out    rlrun rollout {in_shell(outcome.folder)}")
     if outcome.checkpoint is not None or outcome.end == "interrupted":
         command = resume_command(outcome.folder, end=outcome.end, reason=outcome.reason)

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -373,6 +374,7 @@ def test_quiet_prints_only_the_summary(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Finished: training_iteration 6 >= 6"
     assert any("rlrun rollout run" in line for line in lines)
+    assert any(re.fullmatch(r"  checkpoint  000006, [\d.]+ kB", line) for line in lines)
 
 
 def test_plain_prints_one_line_an_iteration(capsys):
