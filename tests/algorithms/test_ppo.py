@@ -27,7 +27,7 @@ def test_the_defaults_that_results_rest_on():
     assert training.adam_epsilon == 1e-5
     assert (training.grad_clip, training.grad_clip_by) == (0.5, "global_norm")
     assert training.normalize_advantages == "minibatch"
-    assert training.vf_clip_param is None
+    assert training.vf_clip_param is training.vf_error_clip is None
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Every file in configs/ has a header with its command, resolves, and trains one iteration."""
+"""Every file in configs/ has a header with its command, resolves, and trains two iterations."""
 
 import pytest
 from source_tree import ROOT
@@ -16,7 +16,11 @@ TINY = [
     "evaluation.interval=1000",
     "report.min_sample_timesteps_per_iteration=0",
 ]
-TINY_TRAINING = {"minibatch_size": 32, "num_epochs": 1}
+TINY_TRAINING = {
+    "minibatch_size": 32,
+    "num_epochs": 1,
+    "num_steps_sampled_before_learning_starts": 96,
+}
 
 
 def _name(path):
@@ -45,14 +49,14 @@ def test_config_resolves_as_it_is(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=_name)
-def test_config_trains_one_iteration(path):
+def test_config_trains_two_iterations(path):
     own = type(load_experiment(path).training).model_fields
     tiny = [f"training.{key}={value}" for key, value in TINY_TRAINING.items() if key in own]
     config = load_experiment(path, [*TINY, *tiny])
     algorithm = algorithm_class(config.algorithm)(config)
     try:
-        result = algorithm.train()
+        results = [algorithm.train() for _ in range(2)]
     finally:
         algorithm.stop()
-    assert result["training_iteration"] == 1
-    assert result["env_steps"] == 64
+    assert [result["env_steps"] for result in results] == [64, 128]
+    assert all(learner["num_agent_steps_trained"] for learner in results[1]["learners"].values())

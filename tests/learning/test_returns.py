@@ -59,6 +59,20 @@ def test_only_what_did_not_terminate_bootstraps(terminated, truncated, bootstrap
         assert advantage[0, 0] == 1.0 + bootstrap
 
 
+def test_lambda_0_looks_one_step_ahead_and_lambda_1_to_the_end():
+    """Targets, advantages plus values; the last value of a chunk or a truncated episode counts."""
+    rewards = np.array([[1.0, 2.0, 3.0, 4.0, 5.0]]).T
+    values = 10.0 * rewards
+    next_values = np.array([[20.0, 7.0, 40.0, 8.0, 60.0]]).T  # 7 and 8 are behind ends
+    truncateds = np.array([[False, True, False, False, False]]).T
+    terminateds = np.array([[False, False, False, True, False]]).T
+    columns = rewards, values, next_values, terminateds, truncateds
+    ahead = gae(*columns, gamma=0.5, lambda_=0.0) + values
+    assert ahead[:, 0].tolist() == [11.0, 5.5, 23.0, 4.0, 35.0]
+    to_the_end = gae(*columns, gamma=0.5, lambda_=1.0) + values
+    assert to_the_end[:, 0].tolist() == [3.75, 5.5, 5.0, 4.0, 35.0]
+
+
 @pytest.mark.parametrize("value", [27.3923, 0.1, -3e4])
 @pytest.mark.parametrize("rows", [1, 100, 128])
 def test_equal_advantages_are_standardized_to_0(value, rows):

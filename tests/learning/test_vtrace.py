@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,6 +35,20 @@ def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
         for mine, alone in zip(got, vtrace(*chunk, settings=VTraceSettings(0.9)), strict=True):
             np.testing.assert_allclose(mine[begin : begin + length], alone[:, 0], rtol=1e-5)
         begin += length
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_of_what_the_policy_itself_has_done_targets_are_returns_to_the_end(clip):
+    _, *columns = random_columns(3, 12, 4)
+    rewards, values, next_values, terminateds, truncateds = columns
+    configured = VTraceSettings(0.9, rho_clip=clip, pg_rho_clip=clip)
+    targets, advantages = vtrace(np.zeros_like(rewards), *columns, settings=configured)
+    returns = next_values[-1]
+    for t in reversed(range(12)):
+        returns = np.where(truncateds[t], next_values[t], returns)
+        returns = rewards[t] + 0.9 * np.where(terminateds[t], 0.0, returns)
+        np.testing.assert_allclose(targets[t], returns, atol=1e-6)
+        np.testing.assert_allclose(advantages[t], returns - values[t], atol=2e-6)
 
 
 def test_a_truncation_bootstraps_and_a_termination_does_not():
