@@ -416,11 +416,32 @@ def test_ten_million_steps_take_no_more_memory_than_two(tmp_path, record_fault):
         used = {}
         for steps in (2_000_000, 9_500_000):
             wait_for(lambda steps=steps: _env_steps(folder) >= steps, 3600)
-            pages = (Path("/proc") / str(process.pid) / "statm").read_text().split()[1]
-            used[steps] = int(pages) * resource.getpagesize()
+            used[steps] = resident_bytes(process.pid)
         assert process.wait(600) == 0
     assert np.ptp(list(used.values())) < 0.05 * used[2_000_000]
     record_fault(memory_mb=[size / 1e6 for size in used.values()])
+
+
+@pytest.mark.faults
+def test_after_200_iterations_no_process_takes_more_memory_than_after_50(tmp_path):
+    file, folder = write(tmp_path / "file.yaml", CASES["PPO"], runners=2), tmp_path / "run"
+    with start_rlrun("train", file, "--run-dir", folder, "--quiet") as process:
+        used = []
+        for iterations in (50, 200):
+            wait_for(lambda n=iterations: len(rows(folder)) >= n, 300)
+            names = own_processes(process.pid)
+            runners = [pid for pid in sorted(names) if "RunnerHost" in names[pid]]
+            used.append([resident_bytes(pid) for pid in (process.pid, *runners)])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    earlier, later = np.array(used)
+    assert len(later) == 3  # with two runners
+    assert (later < 1.05 * earlier).all()
+
+
+def resident_bytes(process_id):
+    pages = (Path("/proc") / str(process_id) / "statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 def _env_steps(folder):
