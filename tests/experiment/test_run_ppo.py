@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from run_folders import assert_equal_runs, rows
 
-from rlrun.checkpoint.checkpoint import CheckpointError
+from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
+from rlrun.config.loader import load_experiment
 from rlrun.data.results import addresses
 from rlrun.experiment.rollout import load_policy, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
@@ -50,6 +51,17 @@ def test_a_resumed_run_equals_an_undisturbed_one(whole):
     resume_experiment(folder, ["stop.training_iteration=4"], console="quiet")
     assert_equal_runs(folder, whole / "whole")
     same_states(folder / "checkpoints/000004", whole / "whole/checkpoints/000004")
+
+
+def test_an_override_holds_from_the_next_update_on_and_in_later_sessions(whole, tmp_path):
+    run = shutil.copytree(whole / "whole", tmp_path / "run", symlinks=True)
+    resume_experiment(run, ["training.lr=0", "stop.training_iteration=5"], console="quiet")
+    resume_experiment(run, ["stop.training_iteration=6"], console="quiet")
+    rates = [row["learners"]["default_policy"]["learner_stats"]["lr"] for row in rows(run)]
+    assert rates == [3e-4] * 4 + [0.0] * 2
+    assert load_experiment(run / "config.yaml").training.lr == 0.0
+    before, after = (read_checkpoint(run / f"checkpoints/00000{i}").weights for i in (4, 6))
+    assert all(array.tobytes() == after[name].tobytes() for name, array in before.items())
 
 
 def test_all_rows_have_the_same_keys_and_timers_that_add_up(whole):
