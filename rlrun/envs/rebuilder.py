@@ -7,6 +7,7 @@ environments are stepped, nor which episodes they run.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,8 @@ _UNPROVEN = (
     "it has not run a whole episode yet; fault_tolerance.restart_failed_sub_environments=true "
     "rebuilds it anyway"
 )
+
+_MOST_IN_EVALUATION = 100  # an episode of it is repeated, and may fail again at the same step
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +50,13 @@ class Rebuilder:
         self._env_id, self.when, self._per_1000_steps = env_id, when, per_1000_steps
         self.env_steps, self.proven = 0, False
         self._failures = 0
+        self._left = math.inf  # failures that are tolerated at any rate
         self._spent, self._spent_at = 0.0, 0  # tokens spent, as of this env step
         self._process_id = os.getpid()
+
+    def begin_evaluation(self) -> None:
+        """Tolerate a bounded number of failures until the next call."""
+        self._left = _MOST_IN_EVALUATION
 
     def build(
         self, make: Callable[[int], Any] | None, env: Any, env_index: int, error: BaseException
@@ -63,6 +71,9 @@ class Rebuilder:
             raise TooManyFailures
         if self.when == "auto" and not self.proven:
             raise TooManyFailures(_UNPROVEN)
+        self._left -= 1
+        if self._left < 0:
+            raise TooManyFailures(f"it failed {_MOST_IN_EVALUATION + 1} times in one evaluation")
         earned = (self.env_steps - self._spent_at) * self._per_1000_steps / 1000
         self._spent, self._spent_at = max(0.0, self._spent - earned) + 1, self.env_steps
         if self._spent > self._per_1000_steps:

@@ -20,9 +20,6 @@ import numpy as np
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, episode_noise, episode_seed, mapping_rng
 from rlrun.envs.agent_slots import AgentSlot, PlannedEpisode
-from rlrun.envs.errors import EnvError
-
-_MOST_FAILURES = 100  # of environments that are built again, before an evaluation gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +120,11 @@ class CountedPlan(Plan):
     nor on other episodes.
     """
 
-    def __init__(self, numbers: Sequence[int], seed: int, num_envs: int, env_id: str) -> None:
+    def __init__(self, numbers: Sequence[int], seed: int, num_envs: int) -> None:
         self.num_episodes: float = max(numbers, default=-1) + 1
         self._numbers = numbers
         self._positions = {number: k for k, number in enumerate(numbers)}
         self._seed, self._num_envs = seed, num_envs
-        self._env_id, self._failures = env_id, 0
 
     def _at(self, position: int) -> int:
         """The number at a position; after the last one, a number that is not recorded."""
@@ -143,10 +139,6 @@ class CountedPlan(Plan):
         return self._at(self._positions.get(number, behind) + self._num_envs)
 
     def instead(self, env_index: int, number: int) -> int:
-        self._failures += 1
-        if self._failures > _MOST_FAILURES:
-            reason = f"the environment failed {self._failures} times in one evaluation"
-            raise EnvError(self._env_id, "step", reason, env_index=env_index)
         return number
 
     def seed(self, env_index: int, number: int) -> int:

@@ -64,7 +64,7 @@ def run_episodes(
     Returns:
         The finished episodes, in their order; all of them unless the recorder ended the rollout.
     """
-    plan = CountedPlan(numbers, seed, runner.num_envs, runner.spec.env.use)
+    plan = CountedPlan(numbers, seed, runner.num_envs)
     with seeded_generators(generators_seed(seed, Role.EVALUATION, 0)):
         return _run(runner, plan, len(numbers), explore, recorder)
 

@@ -126,6 +126,8 @@ class RunnerEnvironments:
     ) -> LockStepEnvs | AgentEnvs:
         """The environments as slots of policies; see `EnvRunner.slot_envs`."""
         spec, env_id = self._spec, self._spec.env.use
+        if not collects:
+            self.rebuilder.begin_evaluation()
         if self.lock_step:
             can_reset = self.envs.resets_single_envs
             return LockStepEnvs(

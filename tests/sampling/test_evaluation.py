@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from agent_runners import MLP
-from counting_envs import FailsOnce
+from counting_envs import Counter, FailsOnce
 
 from rlrun import Callbacks
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -156,13 +156,11 @@ def test_the_recorder_sees_what_each_step_saw_and_led_to(env):
 
 
 def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_for():
-    plan = CountedPlan([4, 5, 6], seed=0, num_envs=2, env_id="env")
+    plan = CountedPlan([4, 5, 6], seed=0, num_envs=2)
     assert [plan.first(0), plan.first(1)] == [4, 5]
     assert plan.num_episodes == 7
     assert [plan.next(4), plan.next(5), plan.next(6), plan.next(8)] == [6, 7, 8, 10]
-    assert [plan.instead(0, 5) for _ in range(100)] == [5] * 100
-    with pytest.raises(EnvError, match="failed 101 times in one evaluation"):
-        plan.instead(0, 5)
+    assert plan.instead(0, 5) == 5
 
 
 class CountsSteps(Callbacks):
@@ -194,3 +192,24 @@ def test_recorders_forget_the_steps_of_an_episode_that_is_repeated(several):
     assert [record.custom_metrics["steps"] for record in records] == expected
     columns = transitions.columns()
     assert np.bincount(columns["agent_0/episode" if several else "episode"]).tolist() == expected
+
+
+several_that_always_fail = make_multi_agent(Counter)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_environment_that_always_fails_ends_each_evaluation_with_its_traceback(several):
+    use = f"{__name__}:several_that_always_fail" if several else "counting_envs:Counter"
+    spec = RunnerSpec(
+        EnvSpec(use=use, kwargs={"fail_at": 1, **({"num_agents": 1} if several else {})}),
+        EnvRunnersConfig(num_envs_per_env_runner=1, disable_env_checking=True),
+        restart_failed_sub_environments="auto",
+        max_sub_environment_failures_per_1000_steps=500,
+        multi_agent=MultiAgentSpec({DEFAULT_POLICY_ID: MLP}) if several else None,
+    )
+    runner = EnvRunner(spec, role=Role.EVALUATION, runner_index=2)
+    for _ in range(2):
+        with pytest.raises(EnvError, match="runner 2, sub-env 0, step 1; it failed") as caught:
+            run_episodes(runner, range(4), seed=3)
+        assert "ValueError: the counter stopped" in caught.value.user_traceback
+        assert caught.value.note == "it failed 101 times in one evaluation"
