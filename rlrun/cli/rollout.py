@@ -22,15 +22,16 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         int | None, typer.Option(min=0, help="Seed; default: as in the run's evaluation.")
     ] = None,
     explore: Annotated[
-        bool, typer.Option("--explore", help="Sample actions instead of the most probable ones.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Sample actions, or take the likeliest; default: as in the evaluation."),
+    ] = None,
     render: Annotated[bool, typer.Option("--render", help="Show the environment.")] = False,
     video: Annotated[Path | None, output_option("DIR", "Write a video of each episode.")] = None,
     save: Annotated[Path | None, output_option("FILE", "Write all transitions as npz.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Roll out a trained policy, with deterministic actions and a run's best checkpoint.
+    """Roll out a checkpoint, or the best one of a run, as in the run's evaluation.
 
     rlrun rollout runs/ppo_cartpole --episodes 20 --video videos
 

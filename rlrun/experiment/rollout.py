@@ -100,7 +100,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     episodes: int | None = None,
     steps: int | None = None,
     seed: int | None = None,
-    explore: bool = False,
+    explore: bool | None = None,
     render: bool = False,
     video: Path | str | None = None,
     save: Path | str | None = None,
@@ -114,7 +114,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         episodes: number of episodes; None takes as many as the run's `evaluation`.
         steps: most env steps of the whole rollout, which then runs one episode at a time.
         seed: seed of the episodes; None takes the seed of the run's evaluation.
-        explore: sample actions instead of taking the most probable ones.
+        explore: sample actions instead of taking the most probable ones; None does what the run's
+            evaluation does.
         render: show the environment in a window, one episode at a time.
         video: folder for a video of each episode, one episode at a time.
         save: npz file for all transitions.
@@ -143,11 +144,12 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             return any(recorder(step) for recorder in recorders)
 
         seed, recorder = algorithm.evaluator.seed(), together if recorders else None
+        explores = algorithm.config.evaluation.explore if explore is None else explore
 
         def run(numbers: range) -> list[EpisodeRecord]:
             if limit is not None and limit.reached:  # by the last step of an episode
                 return []
-            return run_episodes(runner, numbers, seed=seed, explore=explore, recorder=recorder)
+            return run_episodes(runner, numbers, seed=seed, explore=explores, recorder=recorder)
 
         records = algorithm.evaluator.episodes_by(run)
         if transitions is not None and save is not None:
@@ -159,7 +161,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
             algorithm=checkpoint.algorithm,
             env=algorithm.config.env.use,
             seed=seed,
-            explore=explore,
+            explore=explores,
             episodes=tuple(records),
             statistics=evaluation_result(records, [*algorithm.policies], algorithm.policies.agents),
             videos=() if videos is None else tuple(videos.close()),

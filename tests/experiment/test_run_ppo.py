@@ -81,6 +81,16 @@ def test_a_rollout_gives_the_numbers_that_training_logged(whole):
             assert found.statistics == row["evaluation"]
 
 
+def test_a_rollout_explores_if_the_evaluation_did_and_nothing_else_is_asked_for(whole):
+    exploring = ["evaluation.explore=true", "stop.training_iteration=2"]
+    run_experiment(whole / "ppo.yaml", exploring, run_dir=whole / "exploring", console="quiet")
+    found = rollout(whole / "exploring")
+    assert found.explore
+    assert found.statistics == rows(whole / "exploring")[1]["evaluation"]
+    certain = rollout(whole / "exploring", explore=False)
+    assert certain.statistics == rows(whole / "whole")[1]["evaluation"] != found.statistics
+
+
 def test_a_loaded_policy_plays_what_the_rollout_of_its_run_plays(whole):
     played = rollout(whole / "whole", episodes=3).episodes
     policy, env = load_policy(whole / "whole"), gymnasium.make("CartPole-v1")
