@@ -179,6 +179,29 @@ class FailsOnce(Counter):
         return super().step(action)
 
 
+class FailsBySeed(Counter):
+    """Raises in the reset, or in this step, of episodes with one of four seeds."""
+
+    def __init__(self, in_step: int = -1) -> None:
+        super().__init__()
+        self._in_step = in_step
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed)
+        if self._in_step < 0:
+            self._fail()
+        return result
+
+    def step(self, action: Any) -> Any:
+        if self._step == self._in_step:
+            self._fail()
+        return super().step(action)
+
+    def _fail(self) -> None:
+        if self._seed % 4 == 1:
+            raise ValueError(f"cannot run seed {self._seed}")
+
+
 class ReusesItsArray(Counter):
     """Writes every observation into the same array."""
 

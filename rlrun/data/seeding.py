@@ -73,6 +73,11 @@ def episode_seed(seed: int, role: Role, runner: int, env_index: int, episode: in
     return int.from_bytes(blake2b(key, digest_size=4).digest(), "little") & 0x7FFFFFFF
 
 
+def other_seed(seed: int) -> int:
+    """Another seed, for an episode whose reset fails with this one."""
+    return (seed + 1) & 0x7FFFFFFF
+
+
 def generators_seed(seed: int, *key: int) -> int:
     """The seed of the global generators, which user code may draw from; see `GlobalGenerators`.
 

@@ -72,6 +72,9 @@ class EpisodeSource(Protocol):
     def given_up(self, env_index: int) -> None:
         """The episode is dropped; `planned` then returns the one to run instead."""
 
+    def reseeded(self, env_index: int) -> int:
+        """Another seed for the environment, whose reset raises with the last one."""
+
 
 @dataclass(slots=True, eq=False)
 class AgentSlot:

@@ -87,8 +87,12 @@ class EpisodeVectorEnv(Protocol):
     failed_envs: Sequence[int]
     valid: BoolArray | None
 
-    def reset(self, seeds: Sequence[int]) -> Batched:
-        """Start an episode in each sub-environment; the observations [B, ...]."""
+    def reset(self, seeds: list[int]) -> Batched:
+        """Start an episode in each sub-environment; the observations [B, ...].
+
+        Where a rebuilt environment raises with the same seed again, another one replaces it in
+        ``seeds``.
+        """
 
     def step(self, actions: Batched) -> StepResult:
         """Step each environment: observations, rewards [B] float64, terminateds, truncateds, infos.
@@ -100,7 +104,7 @@ class EpisodeVectorEnv(Protocol):
             EnvError: a sub-environment raised, or returned NaN or an observation outside its space.
         """
 
-    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
+    def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched | None:
         """Start an episode in the environments of ``mask``, each with its own of the B ``seeds``.
 
         Returns:
@@ -108,7 +112,7 @@ class EpisodeVectorEnv(Protocol):
             None if the environment resets itself in the next step, whose row is then not `valid`.
         """
 
-    def repeat(self, actions: Batched, due: BoolArray, seeds: Sequence[int]) -> Batched:
+    def repeat(self, actions: Batched, due: BoolArray, seeds: list[int]) -> Batched:
         """Step the environments of ``due``; returns the observations [B, ...].
 
         The others stay at the beginning of their episodes, which have these ``seeds``. Called only
@@ -133,7 +137,7 @@ class EpisodeVectorEnv(Protocol):
 def replay_actions(
     envs: EpisodeVectorEnv,
     to_env: Callable[[Any], Batched],
-    seeds: Sequence[int],
+    seeds: list[int],
     actions: Sequence[np.ndarray[Any, Any] | None],
     lives: Sequence[Sequence[int]],
 ) -> tuple[Batched, BoolArray]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ldexp
 from typing import TYPE_CHECKING, Any
 
@@ -200,15 +200,17 @@ class MultiAgentVectorEnv:
         """Reset the environment for its episode; returns the first observations, by agent."""
         assert sub.episode is not None
         while True:
-            try:
-                observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
-            except RAISED as error:
-                self.build_again_or_raise(sub, error, "reset")
-                continue
-            if isinstance(observations, Mapping):
-                return observations
-            reason = "reset() must return two dicts by agent: observations and infos"
-            raise self._error(sub, "reset", reason)
+            for _ in range(2):
+                try:
+                    observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
+                except RAISED as error:
+                    self.build_again_or_raise(sub, error, "reset")
+                    continue
+                if isinstance(observations, Mapping):
+                    return observations
+                reason = "reset() must return two dicts by agent: observations and infos"
+                raise self._error(sub, "reset", reason)
+            sub.episode = replace(sub.episode, reset_seed=self.source.reseeded(sub.index))
 
     def build_again_or_raise(self, sub: SubEnv, error: BaseException, phase: EnvPhase) -> None:
         """Rebuild an environment that raised, or raise its error with its place."""

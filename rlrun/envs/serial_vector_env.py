@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
+from rlrun.data.seeding import other_seed
 from rlrun.envs.env import form_problem, narrows, observation_problem, stack_observations
 from rlrun.envs.env_state import STATE_CALLS
 from rlrun.envs.episode_vector_env import (
@@ -95,23 +96,18 @@ class SerialVectorEnv:
         self._vector_steps = 0
         self._episode_starts = [0] * size  # in vector steps
 
-    def reset(self, seeds: Sequence[int]) -> Batched:
+    def reset(self, seeds: list[int]) -> Batched:
         """Start an episode in each sub-environment; the observations [B, ...]."""
         observations = self.reset_envs(np.ones(self.num_envs, np.bool_), seeds)
         if self._check:
-            check_rows(
-                self.single_observation_space,
-                observations,
-                self.num_envs,
-                self._env_id,
-                runner_index=self._runner_index,
-            )
+            space, runner = self.single_observation_space, self._runner_index
+            check_rows(space, observations, self.num_envs, self._env_id, runner_index=runner)
         return observations
 
-    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+    def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched:
         """Start an episode in the environments of ``mask``; other rows are unchanged."""
         for env_index in mask.nonzero()[0].tolist():
-            observation = self._first_observation(env_index, int(seeds[env_index]))
+            observation = self._first_observation(env_index, seeds)
             if env_index not in self.failed_envs:
                 # At the very first reset no episode has ended.
                 self._rebuilder.proven |= self._vector_steps > self._episode_starts[env_index]
@@ -121,7 +117,7 @@ class SerialVectorEnv:
             self._concatenate()
         return self._buffer
 
-    def repeat(self, actions: Batched, due: BoolArray, seeds: Sequence[int]) -> Batched:
+    def repeat(self, actions: Batched, due: BoolArray, seeds: list[int]) -> Batched:
         """Step the environments of ``due``; see `EpisodeVectorEnv`."""
         split = list(self._split(actions))
         for env_index in due.nonzero()[0].tolist():
@@ -156,12 +152,14 @@ class SerialVectorEnv:
         else:
             self._nested_observations[env_index] = observation
 
-    def _first_observation(self, env_index: int, seed: int) -> Any:
+    def _first_observation(self, env_index: int, seeds: list[int]) -> Any:
         while True:
-            try:
-                return self.envs[env_index].reset(seed=seed)[0]
-            except RAISED as error:
-                self._build_again_or_raise(env_index, error, "reset")
+            for _ in range(2):
+                try:
+                    return self.envs[env_index].reset(seed=int(seeds[env_index]))[0]
+                except RAISED as error:
+                    self._build_again_or_raise(env_index, error, "reset")
+            seeds[env_index] = other_seed(seeds[env_index])
 
     def _build_again_or_raise(self, env_index: int, error: BaseException, phase: EnvPhase) -> None:
         if isinstance(error, EnvError):
@@ -330,7 +328,7 @@ class ParallelVectorEnv(SerialVectorEnv):
         envs: proxies of the sub-environments.
     """
 
-    def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched:
+    def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched:
         for env_index in mask.nonzero()[0].tolist():
             self.envs[env_index].begin("reset", int(seeds[env_index]))
         return super().reset_envs(mask, seeds)

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlrun.data.column_data import Array
+from rlrun.data.seeding import other_seed
 from rlrun.envs.agent_slots import (
     AgentSlot,
     Due,
@@ -135,6 +136,12 @@ class AgentEnvs:
         """See `EpisodeSource`."""
         self._goes_on[env_index] = False
         self.episodes.given_up(env_index)
+
+    def reseeded(self, env_index: int) -> int:
+        """See `EpisodeSource`."""
+        seeds = self.episodes.seeds
+        seeds[env_index] = other_seed(seeds[env_index])
+        return seeds[env_index]
 
     def _note(self, sub: SubEnv) -> list[RecordedEpisode]:
         """Update and return the recorded episodes since the last reset, the running one last.

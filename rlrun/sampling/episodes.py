@@ -10,7 +10,7 @@ fragment ends, so that a step costs nothing. Must not know policies, weights or 
 from __future__ import annotations
 
 import math
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -125,6 +125,7 @@ class CountedPlan(Plan):
         self._numbers = numbers
         self._positions = {number: k for k, number in enumerate(numbers)}
         self._seed, self._num_envs = seed, num_envs
+        self._failures = Counter[int]()  # of each episode
 
     def _at(self, position: int) -> int:
         """The number at a position; after the last one, a number that is not recorded."""
@@ -139,10 +140,13 @@ class CountedPlan(Plan):
         return self._at(self._positions.get(number, behind) + self._num_envs)
 
     def instead(self, env_index: int, number: int) -> int:
+        self._failures[number] += 1
         return number
 
     def seed(self, env_index: int, number: int) -> int:
-        return episode_seed(self._seed, Role.EVALUATION, 0, 0, number)
+        # What has failed twice may fail each time, as it would be the same episode again.
+        repeated = max(0, self._failures[number] - 1)
+        return episode_seed(self._seed, Role.EVALUATION, 0, repeated, number)
 
     def episode_id(self, env_index: int, number: int) -> int:
         return number
