@@ -6,6 +6,7 @@ Must not know how anything is sampled or learned.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,7 @@ class Progress:
         window = config.report.smoothing_episodes
         self.episodes = EpisodeStatistics(window, of_episodes, of_agents)
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
+        self._faults, self._faults_of_session = Counter[str](), Counter[str]()
         self.timers = PhaseTimers()
         self.policy_lag: dict[str, float] = {}
         self._interrupted = False
@@ -155,9 +157,8 @@ class Progress:
             "weights_version": weights_version,
             "env_runners": {
                 "healthy": env_runners.num_healthy,
-                "restarts": env_runners.num_restarts,
+                **self._faults_so_far(env_runners),
                 "in_flight": env_runners.num_in_flight,
-                **env_runners.faults(),
                 **self.env_runners.result(env_runners.indices),
                 **self.episodes.agent_returns(policies, agents),
                 **self.episodes.success_rates(policies),
@@ -169,11 +170,25 @@ class Progress:
             "timers": timers,
         }
 
+    def _faults_so_far(self, group: EnvRunnerGroup) -> Result:
+        """What runners have lost since the start of the run, which may have been resumed."""
+        of_session = group.faults()
+        causes, dropped = of_session["restarts_by_cause"], of_session["dropped_env_steps"]
+        now = Counter({"restarts": group.num_restarts, "dropped_env_steps": dropped, **causes})
+        self._faults += now - self._faults_of_session
+        self._faults_of_session = now
+        return {
+            "restarts": self._faults["restarts"],
+            "restarts_by_cause": {cause: self._faults[cause] for cause in causes},
+            "dropped_env_steps": self._faults["dropped_env_steps"],
+        }
+
     # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         """Counters and statistics at the end of an iteration."""
         return {
+            "faults": dict(self._faults),
             **{name: getattr(self, name) for name in _COUNTERS},
             "time_s": self.time_s,
             "episodes": self.episodes.get_state(),
@@ -185,5 +200,6 @@ class Progress:
         for name in _COUNTERS:
             setattr(self, name, int(state[name]))
         self.time_s = float(state["time_s"])
+        self._faults = Counter(state.get("faults", {}))  # older checkpoints lack them
         self.episodes.set_state(state["episodes"])
         self.env_runners.set_state(state["env_runners"])

@@ -186,3 +186,41 @@ def test_timings_are_plain_or_moving_averages(coefficient, expected):
         statistics.add(reply)
         found.append(statistics.result([1])["vector_step_env_ms"])
     assert found == pytest.approx(expected)
+
+
+class FaultyRunners:
+    """A group whose runners have been lost so often in this session."""
+
+    num_healthy, num_in_flight, indices = 1, 0, (1,)
+
+    def __init__(self, died, late, dropped):
+        self.num_restarts = died + late
+        causes = {"died": died, "env_error": 0, "late": late}
+        self.found = {"restarts_by_cause": causes, "dropped_env_steps": dropped}
+
+    def faults(self):
+        return self.found
+
+
+def test_what_runners_lost_before_a_resume_counts_on():
+    def made():
+        return Progress(PPOConfig().environment("CartPole-v1").experiment())
+
+    def ended(progress, *lost):
+        further = {"weights_version": 0, "learners": {}, "evaluation": {}}
+        group = FaultyRunners(*lost)
+        result = progress.end_iteration(env_runners=group, policies=(), agents=(), **further)
+        found = result["env_runners"]
+        causes = found["restarts_by_cause"]
+        assert causes["env_error"] == 0
+        return found["restarts"], causes["died"], causes["late"], found["dropped_env_steps"]
+
+    progress, resumed = made(), made()
+    assert ended(progress, 1, 0, 0) == (1, 1, 0, 0)
+    assert ended(progress, 1, 2, 50) == (3, 1, 2, 50)
+    resumed.set_state(progress.get_state())
+    assert ended(resumed, 0, 0, 0) == (3, 1, 2, 50)
+    assert ended(resumed, 1, 0, 7) == (4, 2, 2, 57)
+    resumed.set_state(progress.get_state())  # in the same session
+    assert ended(resumed, 1, 0, 7) == (3, 1, 2, 50)
+    assert ended(resumed, 0, 0, 7) == (3, 1, 2, 50), "a runner that was restarted is removed"
