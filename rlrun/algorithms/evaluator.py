@@ -14,7 +14,7 @@ from typing import Any
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup, Round
 from rlrun.algorithms.policies import Policies
-from rlrun.algorithms.runners import require_spaces
+from rlrun.algorithms.runners import require_spaces, runner_class
 from rlrun.config.policies import evaluation_env, evaluation_runners
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.seeding import Role, evaluation_seed
@@ -69,6 +69,7 @@ class Evaluator:
                 num_env_runners=config.evaluation.num_env_runners,
                 fault_tolerance=config.fault_tolerance,
                 role=Role.EVALUATION,
+                runner_class=runner_class(self._spec.settings),
                 wait=False,
             )
 
@@ -185,7 +186,8 @@ class Evaluator:
         if self._runner is None or render_mode is not None:
             if self._runner is not None:
                 self._runner.stop()
-            self._runner = EnvRunner(self._spec, role=Role.EVALUATION, render_mode=render_mode)
+            make_runner = runner_class(self._spec.settings)
+            self._runner = make_runner(self._spec, role=Role.EVALUATION, render_mode=render_mode)
         return self._runner
 
     def interrupt(self) -> None:

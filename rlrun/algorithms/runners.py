@@ -18,11 +18,12 @@ from rlrun.algorithms.result import IS_SUCCESS
 from rlrun.config.policies import PolicySettings, evaluation_runners, num_networks
 from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
-from rlrun.config.schema import ExperimentConfig
+from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.envs.wrappers import find_wrappers
 from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
+from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import (
     MultiAgentSpec,
     PolicyFactory,
@@ -97,14 +98,19 @@ def with_ray(config: ExperimentConfig, address: str | None) -> ExperimentConfig:
 
 def start_env_runners(config: ExperimentConfig, spec: RunnerSpec) -> EnvRunnerGroup:
     """The group; remote runners go on building themselves while the learners are made."""
-    kind = spec.settings.env_runner_cls
     return EnvRunnerGroup(
         spec,
         num_env_runners=config.env_runners.num_env_runners,
         fault_tolerance=config.fault_tolerance,
-        runner_class=import_object(kind) if kind else None,
+        runner_class=runner_class(spec.settings),
         wait=False,
     )
+
+
+def runner_class(settings: EnvRunnersConfig) -> Any:
+    """The class of env runners, of training and of evaluation."""
+    kind = settings.env_runner_cls
+    return EnvRunner if kind is None else import_object(kind)
 
 
 def resized(

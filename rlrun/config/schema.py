@@ -53,7 +53,8 @@ class EnvRunnersConfig(Section):
     """How experience is collected. Parameters have the names of RLlib's `env_runners()`."""
 
     env_runner_cls: str | None = None
-    """Import path of a class to use instead of `EnvRunner`, for local and remote runners alike."""
+    """Import path of a class to use instead of `EnvRunner`, in training and in evaluation; training
+    calls its `sample_fragment`."""
     num_env_runners: Whole = 0
     """Ray actors that collect experience; 0 samples in the training process, without Ray."""
     num_envs_per_env_runner: Count = 1

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
-from rlrun import PPOConfig
+from rlrun import EnvRunner, PPOConfig
 from rlrun.config.problems import ConfigError
 from rlrun.sampling import evaluation
 
@@ -67,6 +67,20 @@ def test_runners_of_its_own_evaluate_the_same_episodes(
 ) -> None:
     here = numbers(agents(config(**more)))
     assert numbers(agents(config(num_env_runners=2, **more))) == here
+
+
+class OwnRunner(EnvRunner):
+    """A class of the user's own."""
+
+
+def test_evaluation_actors_have_the_class_of_env_runners(local_ray: None) -> None:
+    made = config(num_env_runners=1).env_runners(env_runner_cls=OwnRunner).build()
+    try:
+        names = made.evaluator.group.foreach_env_runner(lambda runner: type(runner).__name__)
+        assert names == ["OwnRunner"]
+        assert made.evaluate()["episodes"] == 7
+    finally:
+        made.stop()
 
 
 @pytest.mark.faults

@@ -247,6 +247,7 @@ def test_env_runners_have_their_class_and_their_average(learning, monkeypatch):
     algorithm = learning(PPOConfig().env_runners(**own))
     assert algorithm.train()["env_runners"]["vector_step_env_ms"] > 0
     assert type(algorithm.env_runner_group.local_env_runner) is OwnRunner
+    assert type(algorithm.evaluator.runner()) is OwnRunner
     assert coefficients == [0.3]
 
 
