@@ -102,6 +102,7 @@ class EnvRunner(OldNames):
             spec.env.kwargs,
             worker_index=runner_index,
             num_workers=num_env_runners,
+            remote=runner_index > 0 or spec.settings.remote_worker_envs,
             recreated_worker=recreated,
             training=role is Role.TRAIN,
         )

@@ -102,6 +102,14 @@ def test_it_does_not_matter_where_sub_environments_are(kind: str, several: bool)
     elsewhere.stop()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sub_environments_know_whether_they_are_actors(kind: str) -> None:
+    runner = runner_of("counting_envs:told_its_place", **KINDS[kind])
+    places = runner.foreach_env(lambda env: env.place)
+    assert places == [(0, index, 0, kind == "actor") for index in range(2)]
+    runner.stop()
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "length"),
     [
