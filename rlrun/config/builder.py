@@ -43,6 +43,9 @@ _CODE = (
 )
 """Settings that name code, for which classes and functions may be passed as well."""
 
+_NO_ARGUMENTS = ("normalize_actions", "clip_actions", "clip_rewards", "disable_env_checking")
+"""Settings that RLlib's `environment` takes; an environment with a config would swallow them."""
+
 
 class AlgorithmConfig(OldNames):
     """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
@@ -77,8 +80,12 @@ class AlgorithmConfig(OldNames):
     def environment(
         self, env: Any = NotProvided, *, env_config: Any = NotProvided, **kwargs: Any
     ) -> Self:
-        """The environment (id, import path, class or function) and its keyword arguments."""
+        """The environment (id, import path, class or function) and its keyword arguments.
+
+        ``env_config`` takes arguments of any name, also that of a setting.
+        """
         self._check_open()
+        self._raise_unknown([("env", key) for key in kwargs if key in _NO_ARGUMENTS])
         if env is not NotProvided:
             named = _named(env if isinstance(env, dict) else {"use": env})
             earlier = self._values.get("env", {})

@@ -84,6 +84,16 @@ def test_arguments_stay_with_their_environment_and_go_with_another():
     assert config.environment("CartPole-v1").experiment().env.kwargs == {}
 
 
+@pytest.mark.parametrize("name", ["normalize_actions", "clip_actions", "clip_rewards"])
+def test_settings_that_were_arguments_of_environment_are_no_arguments_of_the_env(name):
+    with pytest.raises(ConfigError, match=rf"env\.{name}: .* did you mean connectors\.{name}\?"):
+        FakeConfig().environment(Maze, **{name: True})
+    with pytest.raises(ConfigError, match=r"did you mean env_runners\.disable_env_checking\?"):
+        FakeConfig().environment(disable_env_checking=True)
+    given = FakeConfig().environment(Maze, env_config={name: True})
+    assert given.to_dict()["env"][name] is True
+
+
 def test_an_argument_that_no_file_can_hold_is_refused_before_training():
     with pytest.raises(ConfigError, match=r"^FakeConfig: env.size: expected what a file can hold"):
         FakeConfig().environment(Maze, size={1, 2}).experiment()
