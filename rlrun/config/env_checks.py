@@ -227,7 +227,7 @@ def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
     known = [*gymnasium.registry, *registry.SHIPPED_ENVS, *registry.ENVS]
     base = name.rpartition("-v")[0] or name
     versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
-    near = versions[-1] if versions else nearest(name, known)
+    near = versions[-1] if versions else registry.as_import_path(use) or nearest(name, known)
     message = f"no environment {use!r} is registered with gymnasium or register_env()"
     return message + (f" - did you mean {near}?" if near else "")
 

@@ -144,6 +144,12 @@ def is_import_path(name: str) -> bool:
     return _IMPORT_PATH.match(name) is not None
 
 
+def as_import_path(name: str) -> str | None:
+    """The import path that a name with dots alone, as in RLlib, would be; None for others."""
+    path = ":".join(name.rsplit(".", 1))
+    return path if is_import_path(path) else None
+
+
 def import_object(path: str) -> Any:
     """The object at "package.module:attribute"; modules may be in the working directory.
 
@@ -226,7 +232,9 @@ def algorithm_class(name: str) -> Any:
     if name in _OTHER_NAMES:
         raise ImportPathError(f"{name} is {_OTHER_NAMES[name]}")
     if name not in ALGORITHMS and not is_import_path(name):
-        raise ImportPathError(no_such("algorithm", name, ALGORITHMS))
+        path = as_import_path(name)
+        hint = f"there is no algorithm {name!r} - did you mean {path}?"
+        raise ImportPathError(hint if path else no_such("algorithm", name, ALGORITHMS))
     return import_object(ALGORITHMS.get(name, name))
 
 

@@ -373,6 +373,16 @@ evaluation: {parallel_to_training: true}
     ]
 
 
+def test_a_name_with_dots_is_answered_with_the_import_path(write):
+    found = errors(
+        write("algorithm: fake_algorithm.Fake\nenv: fake_algorithm.Maze\n", minimal=False)
+    )
+    assert [line.partition(" - ")[2] for line in found] == [
+        "did you mean fake_algorithm:Fake?",
+        "did you mean fake_algorithm:Maze?",
+    ]
+
+
 def test_without_a_file(write):
     words = ["algorithm=fake_algorithm:Fake", "env=CartPole-v1", "training.num_epochs=2", "seed=3"]
     experiment = load_experiment(None, words)
