@@ -429,6 +429,8 @@ def synchronous_parallel_sample(
 ) -> SampleBatch | MultiAgentBatch | list[SampleBatch | MultiAgentBatch]:
     """Sample from all healthy runners (the local one if there are none) in whole rounds.
 
+    For a group by itself: in an algorithm, `Algorithm.sample` also counts, and sends the weights.
+
     Args:
         group: the runners.
         max_env_steps: stop at this many env steps; whole rounds can overshoot.
