@@ -148,6 +148,8 @@ class AlgorithmConfig(OldNames):
 
     def multi_agent(self, **settings: Any) -> Self:
         """Section `multi_agent`: several policies, for environments with several agents."""
+        # RLlib takes sets, too; their order may be another one in each process.
+        settings = {k: sorted(v) if isinstance(v, set) else v for k, v in settings.items()}
         policies = settings.get("policies")
         if isinstance(policies, dict):
             settings["policies"] = {name: _policy(own) for name, own in policies.items()}

@@ -84,6 +84,12 @@ def test_arguments_stay_with_their_environment_and_go_with_another():
     assert config.environment("CartPole-v1").experiment().env.kwargs == {}
 
 
+def test_sets_of_policies_are_lists_in_the_order_of_their_names():
+    named = {"policies": {"b", "a", "c"}, "policies_to_train": {"c", "b"}}
+    section = FakeConfig().multi_agent(**named).to_dict()["multi_agent"]
+    assert section == {"policies": ["a", "b", "c"], "policies_to_train": ["b", "c"]}
+
+
 @pytest.mark.parametrize("name", ["normalize_actions", "clip_actions", "clip_rewards"])
 def test_settings_that_were_arguments_of_environment_are_no_arguments_of_the_env(name):
     with pytest.raises(ConfigError, match=rf"env\.{name}: .* did you mean connectors\.{name}\?"):
