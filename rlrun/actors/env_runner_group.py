@@ -131,9 +131,10 @@ class EnvRunnerGroup(OldNames):
         return 0 if self.remote is None else self.remote.actors.num_restarts
 
     def faults(self) -> dict[str, Any]:
-        """What runners have lost since the start: restarts by cause, and env steps."""
+        """What runners have lost in this session: restarts, also by cause, and env steps."""
         states = None if self.remote is None else self.remote.states
         return {
+            "restarts": 0 if self.remote is None else self.remote.actors.num_restarts,
             "restarts_by_cause": {
                 cause: 0 if states is None else states.restarts[cause]
                 for cause in ("died", "env_error", "late")

@@ -172,15 +172,14 @@ class Progress:
 
     def _faults_so_far(self, group: EnvRunnerGroup) -> Result:
         """What runners have lost since the start of the run, which may have been resumed."""
-        of_session = group.faults()
-        causes, dropped = of_session["restarts_by_cause"], of_session["dropped_env_steps"]
-        now = Counter({"restarts": group.num_restarts, "dropped_env_steps": dropped, **causes})
+        found = group.faults()
+        causes = found.pop("restarts_by_cause")
+        now = Counter({**found, **causes})
         self._faults += now - self._faults_of_session
         self._faults_of_session = now
         return {
-            "restarts": self._faults["restarts"],
+            **{name: self._faults[name] for name in found},
             "restarts_by_cause": {cause: self._faults[cause] for cause in causes},
-            "dropped_env_steps": self._faults["dropped_env_steps"],
         }
 
     # -- state ---------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ class PlannedEpisode:
     seed: int
     """Seed of the episode's random numbers."""
     reset_seed: int
-    """Seed of the environment: the same, unless the episode begins at a soft horizon."""
+    """Seed of the environment: the same, unless the episode begins at a soft horizon, or its reset
+    has failed."""
     mapping_rng: np.random.Generator
     """Generator for a policy mapping that is random."""
 

@@ -162,6 +162,7 @@ def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
     assert "in _misbehave" in caplog.text
     assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (3, 2, 0)
     assert group.faults() == {
+        "restarts": 3,
         "restarts_by_cause": {"died": 0, "env_error": 0, "late": 3},
         "dropped_env_steps": 0,
     }

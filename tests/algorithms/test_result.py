@@ -194,12 +194,13 @@ class FaultyRunners:
     num_healthy, num_in_flight, indices = 1, 0, (1,)
 
     def __init__(self, died, late, dropped):
-        self.num_restarts = died + late
-        causes = {"died": died, "env_error": 0, "late": late}
-        self.found = {"restarts_by_cause": causes, "dropped_env_steps": dropped}
+        self.lost = died, late, dropped
 
     def faults(self):
-        return self.found
+        died, late, dropped = self.lost
+        causes = {"died": died, "env_error": 0, "late": late}
+        numbers = {"restarts": died + late, "dropped_env_steps": dropped}
+        return {**numbers, "restarts_by_cause": causes}
 
 
 def test_what_runners_lost_before_a_resume_counts_on():
