@@ -180,7 +180,7 @@ class FailsOnce(Counter):
 
 
 class FailsBySeed(Counter):
-    """Raises in the reset, or in this step, of episodes with one of four seeds."""
+    """Raises with every fourth seed, in the reset or in this step."""
 
     def __init__(self, in_step: int = -1) -> None:
         super().__init__()

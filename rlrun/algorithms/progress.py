@@ -187,9 +187,9 @@ class Progress:
     def get_state(self) -> dict[str, Any]:
         """Counters and statistics at the end of an iteration."""
         return {
-            "faults": dict(self._faults),
             **{name: getattr(self, name) for name in _COUNTERS},
             "time_s": self.time_s,
+            "faults": dict(self._faults),
             "episodes": self.episodes.get_state(),
             "env_runners": self.env_runners.get_state(),
         }

@@ -200,7 +200,7 @@ class MultiAgentVectorEnv:
         """Reset the environment for its episode; returns the first observations, by agent."""
         assert sub.episode is not None
         while True:
-            for _ in range(2):
+            for _ in range(2):  # the second time in a new environment
                 try:
                     observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
                 except RAISED as error:

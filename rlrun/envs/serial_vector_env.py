@@ -154,7 +154,7 @@ class SerialVectorEnv:
 
     def _first_observation(self, env_index: int, seeds: list[int]) -> Any:
         while True:
-            for _ in range(2):
+            for _ in range(2):  # the second time in a new environment
                 try:
                     return self.envs[env_index].reset(seed=int(seeds[env_index]))[0]
                 except RAISED as error:
