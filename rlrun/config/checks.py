@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rlrun.config import retired
-from rlrun.config.policies import addressed_settings
+from rlrun.config.policies import UNREAD_IN_EVALUATION, WHY_UNREAD, addressed_settings
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import (
     ALGORITHMS,
@@ -236,6 +236,7 @@ _NOT_IN_EVALUATION = {
         ),
         "evaluation always uses the setting of training; remove this key",
     ),
+    **dict.fromkeys(UNREAD_IN_EVALUATION, f"{WHY_UNREAD}; remove this key"),
 }
 """Settings of `env_runners` that `evaluation.env_runners` cannot have -> what to do instead."""
 

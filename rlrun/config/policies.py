@@ -56,6 +56,15 @@ def evaluation_env(experiment: ExperimentConfig) -> EnvSpec:
     return EnvSpec(use=use, kwargs={**common, **own})
 
 
+UNREAD_IN_EVALUATION = (
+    *("rollout_fragment_length", "batch_mode", "sample_collector", "compress_observations"),
+    *("use_worker_filter_stats", "update_worker_filter_stats", "sampler_perf_stats_ema_coef"),
+)
+"""Settings of `env_runners` without an effect in evaluation."""
+
+WHY_UNREAD = "evaluation runs whole episodes and collects no batches"
+
+
 def evaluation_runners(experiment: ExperimentConfig) -> EnvRunnersConfig:
     """The settings of env runners that evaluate, in Ray actors or in this process."""
     evaluation, common = experiment.evaluation, experiment.env_runners

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun.config import retired
 from rlrun.config import rllib_tables as tables
+from rlrun.config.policies import UNREAD_IN_EVALUATION, WHY_UNREAD
 from rlrun.config.problems import ConfigError, Path, Problem, join
 from rlrun.config.registry import algorithm_class, no_such, suggestion
 from rlrun.config.rllib_rules import (
@@ -215,11 +216,11 @@ class _Translator(RLlibSettings):
                 self.ignore(node, written, why)
             else:
                 self.refuse(node, written, f"only {values[0]!r} is translated: {why}")
-        elif name in tables.KEPT:
-            self._keep(name, node, written)
         elif name == "env":
             self._env(node)
-        elif (address := _address(name, known)) is not None:
+        elif (address := _address(name, known)) in _UNREAD:
+            self.ignore(node, written, WHY_UNREAD)
+        elif address is not None:
             self._keep(address, node, written)
         elif (reason := retired.without_effect(own)) is not None:
             self.ignore(node, written, reason)
@@ -365,11 +366,16 @@ class _Translator(RLlibSettings):
             self.sources["sweep"] = _GRID
 
 
+_UNREAD = [f"evaluation.env_runners.{name}" for name in UNREAD_IN_EVALUATION]
+
+
 def _address(name: str, known: dict[str, Any]) -> str | None:
-    """The address in rlrun of a key of `config`, or None."""
+    """The address in rlrun of a key of `config`, or None; its own name if a rule translates it."""
     mapping, _, key = name.rpartition(".")
-    if name in tables.ADDRESSES:
-        address: str | None = tables.ADDRESSES[name]
+    if name in ("seed", "callbacks", *tables.KEPT):
+        address: str | None = name
+    elif name in tables.ADDRESSES:
+        address = tables.ADDRESSES[name]
     elif mapping == "model":
         own = retired.SUCCESSORS.get(key, f"model.{key}")
         is_own = own.removeprefix("model.") in known["model"].model_fields
@@ -377,8 +383,6 @@ def _address(name: str, known: dict[str, Any]) -> str | None:
     elif mapping == "evaluation_config":
         own = retired.address_of(key, known) or ""
         address = f"evaluation.{own}" if own.startswith("env_runners.") else None
-    elif name in ("seed", "callbacks"):
-        address = name
     else:
         address = None if mapping else retired.address_of(key, known)
     return address

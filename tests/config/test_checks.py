@@ -62,6 +62,7 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("env_runners: {remote_worker_envs: true, gym_env_vectorize_mode: envpool}", "3:41: env_runners.gym_env_vectorize_mode: env_runners.remote_worker_envs makes environments Ray actors"),
         ("env_runners: {num_gpus_per_env_runner: 0.5}", "3:15: env_runners.num_gpus_per_env_runner: there is no remote env runner; set num_env_runners"),
         ("evaluation: {env_runners: {num_gpus_per_env_runner: 1}}", "3:28: evaluation.env_runners.num_gpus_per_env_runner: no remote env runner evaluates; set evaluation.num_env_runners"),
+        ("evaluation: {env_runners: {batch_mode: complete_episodes}}", "3:28: evaluation.env_runners.batch_mode: evaluation runs whole episodes and collects no batches; remove this key"),
         ("evaluation: {env_runners: {sample_async: true}}", "3:28: evaluation.env_runners.sample_async: set evaluation.parallel_to_training instead"),
         ("evaluation: {env_runners: {remote_env_batch_wait_ms: 0}}", "3:28: evaluation.env_runners.remote_env_batch_wait_ms: evaluation waits for all"),
         ("env_runners: {soft_horizon: true}", "3:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon"),

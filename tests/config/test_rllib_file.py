@@ -257,7 +257,7 @@ def test_a_file_of_another_shape_is_refused(write, text, message):
         (["{explore: false, evaluation_interval: 2}"], "evaluation.explore", False),
         (["{evaluation_interval: 2}"], "evaluation.explore", True),
         (["{evaluation_duration: 90, evaluation_duration_unit: timesteps}"], "evaluation.env_steps", 90),
-        (["evaluation_config: {batch_mode: complete_episodes}"], "evaluation.env_runners", {"batch_mode": "complete_episodes"}),
+        (["evaluation_config: {horizon: 9, batch_mode: complete_episodes}"], "evaluation.env_runners", {"horizon": 9}),
         (["{horizon: 9, soft_horizon: true}", "{horizon: 9, no_done_at_end: true}"], "env_runners.horizon", 9),
         (["train_batch_size: 4000", "{train_batch_size: 3900, rollout_fragment_length: 500, num_workers: 4}"], "training.train_batch_size", 4000),
     ],
