@@ -323,6 +323,7 @@ def test_the_loss_of_the_last_runner_is_not_ignored(
         group.sample(FakeRequest(1))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("state", [{}, {1: {"count": 10}, 2: {"count": 20}}])
 def test_after_a_round_that_was_given_up_runners_go_on_as_if_it_had_not_been_asked_for(
     make_group: Any, monkeypatch: pytest.MonkeyPatch, state: Any

@@ -132,6 +132,7 @@ def test_each_weights_of_a_loop_by_hand_are_acted_with(local_ray: None, number: 
     group.stop()
 
 
+@pytest.mark.faults
 def test_after_a_round_that_was_given_up_runners_act_with_the_weights_that_were_set_last(
     local_ray: None,
 ) -> None:

@@ -43,8 +43,10 @@ def test_masks_of_one_policy_are_enough_to_be_told_of(built, monkeypatch):
     assert policies.masked
 
 
-@pytest.mark.parametrize("name", ["PPO, LSTM", "IMPALA", "DQN, GRU", "SAC"])
-@pytest.mark.parametrize("env", [SIGHTS, TWO_SIGHTS])
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [("PPO, LSTM", SIGHTS), ("SAC", SIGHTS), ("IMPALA", TWO_SIGHTS), ("DQN, GRU", TWO_SIGHTS)],
+)
 def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     sections = RAW if env == SIGHTS else {"multi_agent": {"policies": ["p"]}}
     straight, resumed = (built(name, env, **sections) for _ in range(2))
