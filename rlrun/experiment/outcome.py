@@ -27,6 +27,7 @@ class RunOutcome:
     """The last result; None if there was none."""
     checkpoint: Path | None
     """The newest checkpoint; None if there is none."""
+    checkpoint_bytes: int
     best_checkpoint: Path | None
 
 
@@ -48,7 +49,7 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
     if outcome.checkpoint is not None:
         best = outcome.best_checkpoint
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
-        size = size_text(sum(file.stat().st_size for file in outcome.checkpoint.iterdir()))
+        size = size_text(outcome.checkpoint_bytes)
         lines.append(f"  checkpoint  {outcome.checkpoint.name}, {size}{other}")
         lines.append(f"  roll out    rlrun rollout {in_shell(outcome.folder)}")
     if outcome.checkpoint is not None or outcome.end == "interrupted":

@@ -493,12 +493,14 @@ class RunSession:
     def _outcome(self, end: End, reason: str) -> RunOutcome:
         newest, best = self.checkpoints.newest, self.checkpoints.best
         home = self.folder.path / CHECKPOINTS
+        files = [] if newest is None else newest.glob("*")
         return RunOutcome(
             end=end,
             reason=reason,
             folder=self.folder.path,
             result=self.last_row,
             checkpoint=None if newest is None else home / newest.name,
+            checkpoint_bytes=sum(file.stat().st_size for file in files),
             best_checkpoint=None if best is None else home / best.name,
         )
 
