@@ -220,7 +220,7 @@ def start_ray(
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
     if not ray.is_initialized():
-        # Else it prints errors of calls that were given up, such as those of a failed round.
+        # By default Ray also prints errors of calls whose results nothing waits for.
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if ray.is_initialized():
         there = cluster_resources()

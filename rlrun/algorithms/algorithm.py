@@ -502,7 +502,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.timers.lap()
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Add and remove policies, also in env runners, to match those of a state."""
+        """Add and remove policies, here and in env runners, to match a state."""
         if self.policies.several:
             self.policies.match(state["policies"], self._forget)
             now = dict(self.policies)

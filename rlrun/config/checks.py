@@ -64,7 +64,7 @@ _COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_
 """Settings of `training` that a single policy cannot override."""
 
 _OF_POLICIES = ("model", "training", "exploration")
-"""Sections of which a single policy may override settings."""
+"""Sections whose settings a single policy may override."""
 
 _OF_CUSTOM_POLICIES = (*_COMMON_TO_POLICIES, "gamma", "learner_connectors")
 """Settings of `training` that also apply to custom policies."""

@@ -9,8 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from agent_runners import MLP
-from counting_envs import CountingEnv, FailsBySeed, collect, counting_spec
+from counting_envs import CountingEnv, collect, counting_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +17,8 @@ from rlrun import Callbacks
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig, UseSpec
 from rlrun.data import columns as col
-from rlrun.data.sample_batch import DEFAULT_POLICY_ID
-from rlrun.data.seeding import Role, episode_seed
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError, TooManyFailures
-from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.policies.layers import QOptions
 from rlrun.policies.numpy_policy import MLPPolicy, build_policy
@@ -31,7 +28,6 @@ from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import (
-    MultiAgentSpec,
     RunnerCallbacks,
     RunnerSpec,
     SampleRequest,
@@ -397,39 +393,6 @@ def test_an_env_that_raises_at_every_reset_ends_the_run_with_its_traceback(monke
     monkeypatch.setattr(Crashing, "broken", True)
     with pytest.raises(EnvError, match="cannot reset"):
         collect(runner, [20])
-
-
-several_that_fail = make_multi_agent(FailsBySeed)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("several", [False, True])
-def test_an_env_that_cannot_be_reset_with_a_seed_is_reset_with_another(several, mode):
-    def made():
-        use = f"{__name__}:several_that_fail" if several else "counting_envs:FailsBySeed"
-        settings = EnvRunnersConfig(num_envs_per_env_runner=2, gym_env_vectorize_mode=mode)
-        spec = RunnerSpec(
-            EnvSpec.model_validate({"use": use, "num_agents": 1} if several else use),
-            settings,
-            seed=1,
-            restart_failed_sub_environments=True,
-            multi_agent=MultiAgentSpec({DEFAULT_POLICY_ID: MLP}) if several else None,
-        )
-        return EnvRunner(spec)
-
-    runner, successor = made(), made()
-    seeds = [episode.seed for reply in collect(runner, [30, 30]) for episode in reply.episodes]
-    planned = [episode_seed(1, Role.TRAIN, 0, i, k) for i in range(2) for k in range(99)]
-    replaced = {seed + 1 for seed in planned if seed % 4 == 1}
-    assert len(replaced.intersection(seeds)) > 3
-    assert set(seeds) <= replaced | {seed for seed in planned if seed % 4 != 1}
-    for k in range(2, 9):  # also from the middle of such episodes
-        successor.set_state(runner.get_state())
-        one, other = (each.sample_fragment(SampleRequest(k, 1)) for each in (runner, successor))
-        np.testing.assert_array_equal(one.batch[col.OBS], other.batch[col.OBS])
-        assert one.episodes == other.episodes
-    runner.stop()
-    successor.stop()
 
 
 class WearsOut(CountingEnv):

@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from agent_runners import MLP
-from counting_envs import Counter, FailsBySeed, FailsOnce
+from counting_envs import Counter, FailsOnce
 
 from rlrun import Callbacks
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
@@ -161,35 +161,6 @@ def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_fo
     assert plan.num_episodes == 7
     assert [plan.next(4), plan.next(5), plan.next(6), plan.next(8)] == [6, 7, 8, 10]
     assert plan.instead(0, 5) == 5
-
-
-several_by_seed = make_multi_agent(FailsBySeed)
-
-
-@pytest.mark.parametrize("in_step", [-1, 1])
-@pytest.mark.parametrize("several", [False, True])
-def test_an_episode_that_fails_each_time_runs_with_another_seed(several, in_step):
-    use = f"{__name__}:several_by_seed" if several else "counting_envs:FailsBySeed"
-    env = {"use": use, "in_step": in_step} | ({"num_agents": 1} if several else {})
-
-    def seeds(numbers, num_envs):
-        spec = RunnerSpec(
-            EnvSpec.model_validate(env),
-            EnvRunnersConfig(num_envs_per_env_runner=num_envs),
-            restart_failed_sub_environments=True,
-            multi_agent=MultiAgentSpec({DEFAULT_POLICY_ID: MLP}) if several else None,
-        )
-        records = run_episodes(EnvRunner(spec, role=Role.EVALUATION), numbers, seed=3)
-        assert [record.episode_id for record in records] == [*numbers]
-        return [record.seed for record in records]
-
-    planned = [episode_seed(3, Role.EVALUATION, 0, 0, k) for k in range(40)]
-    failing = {k for k, seed in enumerate(planned) if seed % 4 == 1}
-    found = seeds(range(40), 3)
-    assert len(failing) > 3
-    assert {k for k in range(40) if found[k] != planned[k]} == failing
-    assert not any(seed % 4 == 1 for seed in found)
-    assert seeds(range(10), 2) + seeds(range(10, 40), 1) == found
 
 
 class CountsSteps(Callbacks):
