@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -67,11 +67,13 @@ class Module:
         """The path as a reader writes it: "data/columns.py"."""
         return self.path.relative_to(PACKAGE).as_posix()
 
-    def imports(self) -> Iterator[Import]:
+    @cached_property
+    def imports(self) -> list[Import]:
         """Every import of the file: at its top, inside functions, for types alone, by a string."""
-        yield from _imports(self.tree, "at import")
+        found = list(_imports(self.tree, "at import"))
         if self.room not in ("", LEAF):  # which reach code by import path while the program runs
-            yield from _named_in_strings(self.tree)
+            found += _named_in_strings(self.tree)
+        return found
 
 
 def _imports(node: ast.AST, when: When) -> Iterator[Import]:

@@ -58,7 +58,7 @@ def test_imports_go_down_only() -> None:
     for module in modules().values():
         if module.room in ("", LEAF):
             continue
-        for imported in module.imports():
+        for imported in module.imports:
             target = target_module(imported)
             if target is None or target == "rlrun":
                 continue
@@ -73,7 +73,7 @@ def test_config_is_a_leaf() -> None:
         f"{module.where}:{imported.line} imports {target}"
         for module in modules().values()
         if module.room == LEAF
-        for imported in module.imports()
+        for imported in module.imports
         if (target := target_module(imported)) not in (None, "rlrun")
         and not str(target).startswith(f"rlrun.{LEAF}")
     ]
@@ -85,7 +85,7 @@ def test_no_module_imports_a_public_name_from_the_top() -> None:
     broken = [
         f"{module.where}:{imported.line} imports {imported.name} from rlrun"
         for module in modules().values()
-        for imported in module.imports()
+        for imported in module.imports
         if imported.module == "rlrun"
         and imported.name not in (None, "__version__")
         and target_module(imported) == "rlrun"
@@ -96,7 +96,7 @@ def test_no_module_imports_a_public_name_from_the_top() -> None:
 def test_no_import_cycles() -> None:
     """Not even through an import inside a function, one for types alone, or a name in a text."""
     edges = {
-        name: {target for imported in module.imports() if (target := target_module(imported))}
+        name: {target for imported in module.imports if (target := target_module(imported))}
         - {name, "rlrun"}
         for name, module in modules().items()
     }
@@ -133,7 +133,7 @@ def test_library_stays_in_its_place(library: str) -> None:
     broken = [
         f"{module.where}:{imported.line} imports {imported.module}"
         for module in modules().values()
-        for imported in module.imports()
+        for imported in module.imports
         if imported.module.split(".")[0] == library
         and not any(fnmatch(module.where, place) for place in PLACES[library])
         and (imported.when == "at import" or module.where not in LAZY_PLACES.get(library, []))
@@ -145,7 +145,7 @@ def test_acting_part_of_policies_never_names_torch() -> None:
     torch_files = {
         module.where
         for module in modules().values()
-        if any(imported.module.split(".")[0] == "torch" for imported in module.imports())
+        if any(imported.module.split(".")[0] == "torch" for imported in module.imports)
     }
     assert not torch_files.intersection(ACTING)
 
@@ -156,7 +156,7 @@ def test_data_knows_numpy_alone() -> None:
         f"{module.where}:{imported.line} imports {imported.module}"
         for module in modules().values()
         if module.room == "data"
-        for imported in module.imports()
+        for imported in module.imports
         if imported.when == "at import" and imported.module.split(".")[0] not in allowed
     ]
     assert not broken, "\n".join(broken)
