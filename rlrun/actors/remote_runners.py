@@ -414,9 +414,17 @@ class RemoteRunners:
                     self.states.late_with.pop(index, None)
 
     def foreach(self, function: Callable[[Any], Any]) -> list[Any]:
-        """``function(runner)`` for all healthy runners; raises the first exception of a call."""
-        healthy = self.actors.healthy_actor_ids
-        return list(self._call_all(dict.fromkeys(healthy, ("apply", function))).values())
+        """``function(runner)`` for all healthy runners; raises the first exception of a call.
+
+        Between rounds, what it changes becomes part of the runners' states.
+        """
+        states, between = self.states, not self.actors.num_in_flight()
+        calls = dict.fromkeys(self.actors.healthy_actor_ids, ("call", function))
+        called = self._call_all(calls)
+        for index, (_, state) in called.items() if between else ():
+            if states.taken.get(index) is states.replied.get(index) is not None:
+                states.taken[index] = states.replied[index] = state
+        return [result for result, _ in called.values()]
 
     def sync_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunnerGroup.sync_weights`."""

@@ -130,10 +130,18 @@ class RunnerHost:
             reply = function(self._built(), *unpacked)
             if not unpacked:
                 return reply
-            # Evaluations begin afresh: a replaced runner has nothing to go on from.
-            state = self._runner.get_state() if self._place[1] is Role.TRAIN else None
+            state = self._state()
         end_forked_copy(self._process_id)
         return pack_reply(reply, state, self._warnings.take())
+
+    def call(self, function: Callable[[Any], Any]) -> tuple[Any, bytes]:
+        """``function(runner)``, and the runner's state after it, packed."""
+        result = self.apply(function)
+        return result, pack(self._state())
+
+    def _state(self) -> Any:
+        """Evaluations begin afresh: a replaced runner has nothing to go on from."""
+        return self._runner.get_state() if self._place[1] is Role.TRAIN else None
 
     def stop(self) -> None:
         """Close the environments."""

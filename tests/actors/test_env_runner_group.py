@@ -253,6 +253,24 @@ def test_a_runner_that_died_between_rounds_is_replaced_or_left_out(
     assert (group.num_restarts, group.num_healthy) == (len(counts) - 1, len(counts))
 
 
+def test_what_a_call_changes_between_rounds_is_in_the_states_of_runners(make_group: Any) -> None:
+    group = make_group()
+    rounds(group, 1)
+    group.foreach_env_runner(lambda runner: setattr(runner, "count", 10 * runner.runner_index))
+    assert group.get_states() == {1: {"count": 10}, 2: {"count": 20}}
+    assert [reply.batch[1] for reply in group.sample(FakeRequest(1))] == [12, 22]
+
+
+def test_a_call_in_the_middle_of_a_round_leaves_states_as_they_were_taken(make_group: Any) -> None:
+    group = make_group()
+    rounds(group, 1)
+    before = group.get_states()
+    under_way = group.begin(FakeRequest(1))
+    group.foreach_env_runner(lambda runner: setattr(runner, "count", 10 * runner.runner_index))
+    assert group.get_states() == before
+    assert len(under_way.replies()) == 2
+
+
 @pytest.mark.faults
 def test_a_runner_that_died_in_a_round_that_was_given_up_is_replaced(make_group: Any) -> None:
     group = make_group({(1, 0): "die"})

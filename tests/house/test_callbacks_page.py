@@ -6,6 +6,7 @@ import types
 
 import gymnasium as gym
 import numpy as np
+import pytest
 from pages import blocks, execute, page
 
 from rlrun import Callbacks, PPOConfig, load_experiment
@@ -64,16 +65,26 @@ class Corridor(gym.Env):
         self.t, self.level = state["t"], state["level"]
 
 
-def test_its_curriculum_goes_on_where_a_checkpoint_was_taken(built, tmp_path, monkeypatch):
+def curriculum(env):
     names = {"__name__": "page"}
     execute(blocks(PAGE, "python")[0], names, "docs/callbacks.md")
-    config = (
+    return (
         PPOConfig()
-        .environment(Corridor)
+        .environment(env)
         .training(train_batch_size=64, minibatch_size=64, num_epochs=1)
         .debugging(seed=1)
         .callbacks(names["Curriculum"])
     )
+
+
+def level_of(env):
+    return env.unwrapped.level
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_its_curriculum_goes_on_where_a_checkpoint_was_taken(number, built, local_ray, tmp_path):
+    config = curriculum(Corridor)
+    config.env_runners(num_env_runners=number, num_cpus_per_env_runner=0.1)
 
     def levels(algorithm):
         results = [algorithm.train() for _ in range(3)]
@@ -85,4 +96,21 @@ def test_its_curriculum_goes_on_where_a_checkpoint_was_taken(built, tmp_path, mo
     resumed = built(config.copy())
     resumed.restore(tmp_path / "three")
     assert levels(resumed) == levels(straight)
-    assert resumed.env_runner_group.foreach_env(lambda env: env.unwrapped.level) == [[7]]
+    assert resumed.env_runner_group.foreach_env(level_of) == [[7]]
+
+
+class Forgetful(Corridor):
+    """The same without a state."""
+
+    get_state = set_state = None
+
+
+def test_its_curriculum_sets_the_level_again_where_environments_do_not_remember_it(built, tmp_path):
+    config = curriculum(Forgetful)
+    straight = built(config.copy())
+    for _ in range(3):
+        straight.train()
+    straight.save(tmp_path / "three")
+    resumed = built(config.copy())
+    resumed.restore(tmp_path / "three")
+    assert resumed.env_runner_group.foreach_env(level_of) == [[4]]
