@@ -5,6 +5,7 @@ code that evaluates during training does that (sampling/evaluation.py), with the
 sub-environments and seeds, so that one checkpoint and seed always give the same numbers.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.problems import InputError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
+from rlrun.data.results import flat_numbers
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
@@ -62,7 +64,12 @@ class Rollout:
             "explore": self.explore,
             **self.statistics,
             "per_episode": [
-                {"episode_return": e.episode_return, "episode_len": e.length, "seed": e.seed}
+                {
+                    "episode_return": e.episode_return,
+                    "episode_len": e.length,
+                    "seed": e.seed,
+                    "custom_metrics": flat_numbers(e.custom_metrics),
+                }
                 for e in self.episodes
             ],
             "videos": [str(path) for path in self.videos],
@@ -71,19 +78,28 @@ class Rollout:
     def lines(self) -> list[str]:
         """The rollout as a table of text."""
         actions = "sampled" if self.explore else "deterministic"
+        names = dict.fromkeys(name for each in self.episodes for name in each.custom_metrics)
         lines = [
             f"{self.algorithm} on {self.env}, checkpoint {self.checkpoint}, "
             f"{actions} actions, seed {self.seed}",
-            f"{'episode':>8} {'return':>12} {'length':>8}",
+            f"{'episode':>8} {'return':>12} {'length':>8}" + "".join(f" {n:>12}" for n in names),
         ]
         for number, episode in enumerate(self.episodes, 1):
-            lines.append(f"{number:>8} {episode.episode_return:>12.2f} {episode.length:>8}")
+            values = (episode.custom_metrics.get(name, math.nan) for name in names)
+            metrics = "".join(
+                f" {x:>{max(12, len(n))}.4g}" for n, x in zip(names, values, strict=True)
+            )
+            lines.append(
+                f"{number:>8} {episode.episode_return:>12.2f} {episode.length:>8}{metrics}"
+            )
         if self.episodes:
             mean, std, low, high = (
                 self.statistics[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")
             )
             ends = f"min {low:.2f}, max {high:.2f}, over {len(self.episodes)} episodes"
             lines.append(f"return {mean:.2f} ± {std:.2f}, {ends}")
+            if (success := self.statistics.get("success_rate")) is not None:
+                lines.append(f"success rate {success:.3g}")
             by_policy = self.statistics.get("policy_return_mean", {})
             means = [f"{k} {v:.2f}" for k, v in by_policy.items() if v is not None]
             if means:

@@ -54,12 +54,15 @@ class StopCriteria:
     def __init__(self, stop: Mapping[str, float], *, smoothing_episodes: int) -> None:
         self.criteria = tuple(Criterion(address, bound) for address, bound in stop.items())
         self.smoothing_episodes = smoothing_episodes
+        self._latest: dict[str, float] = {}  # evaluations are not in every result
 
     def reached(self, result: Mapping[str, Any]) -> list[Reached]:
         """The criteria that ``result`` has reached; null reaches none."""
         found = []
         for criterion in self.criteria:
             value = number_at(result, criterion.address)
+            if value is not None:
+                self._latest[criterion.address] = value
             if value is None or value < criterion.bound:
                 continue
             if counts_already(criterion.address, result, self.smoothing_episodes):
@@ -67,12 +70,12 @@ class StopCriteria:
         return found
 
     def missed(self, result: Mapping[str, Any]) -> list[str]:
-        """The goals that ``result`` has not reached, as text, each with its value."""
+        """The goals that ``result`` has not reached, as text, each with its latest value."""
         done = COUNTERS | {found.address for found in self.reached(result)}
         texts = []
         for criterion in self.criteria:
             if criterion.address not in done:
-                value = number_at(result, criterion.address)
+                value = self._latest.get(criterion.address)
                 got = "unknown" if value is None else number(value)
                 texts.append(f"{criterion.address} {got} of {number(criterion.bound)}")
         return texts

@@ -5,6 +5,7 @@ import shutil
 import sys
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -42,6 +43,33 @@ def test_a_table(run, rollout):
     assert [line.split()[0] for line in lines[1:5]] == ["episode", "1", "2", "3"]
     assert lines[-1].startswith("return ")
     assert lines[-1].endswith("over 3 episodes")
+
+
+class Upright(gymnasium.Wrapper):
+    """Ends after five steps, which succeed if the pole leans to the right."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        observation, reward, terminated, truncated, _ = self.env.step(action)
+        info = {"is_success": bool(observation[2] > 0), "angle": observation[2]}
+        return observation, reward, terminated, truncated or self.steps % 5 == 0, info
+
+
+def test_success_and_metrics_of_each_episode_are_shown(run, rollout):
+    words = [run, f"env_runners.env_wrappers=['{__name__}:Upright']", "report.info_keys=[angle]"]
+    words += ["--episodes", 4, "--seed", 1, "evaluation.num_envs=1"]
+    code, out, _ = rollout(*words, "--json")
+    assert code == 0
+    found = json.loads(out)
+    metrics = [each["custom_metrics"] for each in found["per_episode"]]
+    assert [each["is_success"] for each in metrics] == [each["angle"] > 0 for each in metrics]
+    assert found["success_rate"] == np.mean([each["is_success"] for each in metrics])
+    lines = rollout(*words)[1].splitlines()
+    assert lines[1].split() == ["episode", "return", "length", "angle", "is_success"]
+    assert [float(line.split()[-1]) for line in lines[2:6]] == [m["is_success"] for m in metrics]
+    assert lines[-1] == f"success rate {found['success_rate']:.3g}"
 
 
 def test_an_evaluation_of_so_many_env_steps_is_repeated(rollout, tmp_path, capsys):

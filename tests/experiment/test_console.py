@@ -181,6 +181,26 @@ def test_one_line_an_iteration():
         assert words in line
 
 
+def test_a_line_has_the_success_rate_and_further_goals():
+    state, _ = make({"evaluation/success_rate": 0.9, "level": 3, "episode_return_mean": 475})
+    found = result(3)
+    found["env_runners"]["success_rate"] = 0.75
+    state.update({**found, "level": 2, "evaluation": {"success_rate": 0.5}})
+    line = result_line(state)
+    assert "  success_rate 0.75  evaluation/success_rate 0.5  level 2  " in line
+    assert "75% successful" in "\n".join(frame(state, 100))
+    state.update({**found, "level": 2, "evaluation": {"success_rate": None}})
+    assert "evaluation" not in result_line(state)
+
+
+def test_a_goal_in_evaluations_keeps_its_value_between_them():
+    state, _ = make({"evaluation/success_rate": 0.9})
+    for rate in (0.0, 0.45, None):
+        state.update({**result(1), "evaluation": {"success_rate": rate}})
+    assert "0.45 / 0.9 " in "\n".join(frame(state, 100))
+    assert state.share(state.header.stop.criteria[0]) == 0.5
+
+
 class Terminal(io.StringIO):
     encoding = "utf-8"
 

@@ -80,6 +80,14 @@ def test_missed_goals_are_listed_without_budgets():
     ]
 
 
+def test_a_missed_goal_in_evaluations_has_the_value_of_the_last_one():
+    criteria = StopCriteria({"evaluation/success_rate": 0.9}, smoothing_episodes=1)
+    for rate in (0.25, 0.5, None):
+        last = {"evaluation": {"success_rate": rate}}
+        criteria.reached(last)
+    assert criteria.missed(last) == ["evaluation/success_rate 0.5 of 0.9"]
+
+
 def test_numbers_as_text():
     texts = [number(x) for x in (300000.0, 475, -1.5, 412.534, 0.00012)]
     assert texts == ["300,000", "475", "-1.50", "412.53", "0.00012"]

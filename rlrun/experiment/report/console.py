@@ -10,9 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Literal, TextIO, cast, get_args
 
-from rlrun.data.results import RETURN
+from rlrun.data.results import RETURN, SUCCESS_RATE
 from rlrun.experiment.report.console_state import ConsoleState, RunHeader
-from rlrun.experiment.report.numbers import clock_time
+from rlrun.experiment.report.numbers import clock_time, number
+from rlrun.experiment.stopping import COUNTERS
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
@@ -189,8 +190,12 @@ def make_console(
     return LineConsole(header) if style == "lines" else RunConsole()
 
 
+SHOWN = COUNTERS | {RETURN, "evaluation/episode_return_mean"}
+"""Numbers that have a place of their own in a line, or need none."""
+
+
 def result_line(state: ConsoleState) -> str:
-    """One iteration in one line: return, speed, and shares of time."""
+    """One iteration in one line: return, speed, shares of time, success, and other goals."""
     result = state.result or {}
     mean = state.value(RETURN)
     parts = [
@@ -208,6 +213,10 @@ def result_line(state: ConsoleState) -> str:
     evaluated = state.value("evaluation/episode_return_mean")
     if evaluated is not None:
         parts.append(f"evaluation {evaluated:,.2f}")
+    for address in dict.fromkeys((SUCCESS_RATE, *state.goals)):
+        value = state.value(address)
+        if value is not None and address not in SHOWN:
+            parts.append(f"{address.removeprefix('env_runners/')} {number(value)}")
     parts.append(clock_time(state.elapsed_s))
     return "  ".join(parts)
 

@@ -46,6 +46,8 @@ class ConsoleState:
         """Recent seconds per iteration by phase, in the result's order."""
         self.evaluation: tuple[int, float, float | None] | None = None
         """Iteration, mean return and standard deviation of the last evaluation."""
+        self.goals: dict[str, float] = {}
+        """Latest values of the stop criteria; evaluations are not in every result."""
         self.saved: str | None = None
         """Name of the newest checkpoint."""
         self.best_saved: str | None = None
@@ -65,6 +67,7 @@ class ConsoleState:
             value = number_at(result, criterion.address)
             if value is not None:
                 self._first.setdefault(criterion.address, (now, value))
+                self.goals[criterion.address] = value
         mean = number_at(result, RETURN)
         if mean is not None:
             self._remember_return(mean, result)
@@ -111,7 +114,7 @@ class ConsoleState:
 
     def share(self, criterion: Criterion) -> float:
         """Share of the way to the bound, 0 to 1, from 0 or, for returns, from the first value."""
-        value = self.value(criterion.address)
+        value = self.goals.get(criterion.address)
         if value is None:
             return 0.0
         counter = criterion.address in COUNTERS

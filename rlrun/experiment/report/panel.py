@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from rlrun.data.results import RETURN, number_at
+from rlrun.data.results import RETURN, SUCCESS_RATE, number_at
 from rlrun.experiment.report.console_state import ConsoleState, RunHeader
 from rlrun.experiment.report.numbers import clock_time, number, two_decimals
 
@@ -123,6 +123,9 @@ def _episodes(state: ConsoleState) -> Text:
         parts.append(f"{length:,.1f} steps each")
     if counted is not None:
         parts.append(f"mean of {int(counted):,}" + (f" (of {window})" if counted < window else ""))
+    success = state.value(SUCCESS_RATE)
+    if success is not None:
+        parts.append(f"{success:.0%} successful")
     return Text(" · ".join(parts))
 
 
@@ -133,7 +136,7 @@ def _criteria(state: ConsoleState, room: int) -> list[tuple[str, Text]]:
     names = [criterion.address for criterion in criteria]
     goals = []
     for criterion in criteria:
-        value = state.value(criterion.address)
+        value = state.goals.get(criterion.address)
         goals.append(f"{'-' if value is None else number(value)} / {number(criterion.bound)}")
     times = [state.left_s(criterion) for criterion in criteria]
     lefts = ["" if left is None else f"~{clock_time(left)}" for left in times]
