@@ -106,10 +106,13 @@ def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iter
     # The user's own callbacks and algorithms may add keys to the result.
     may_add_keys = experiment.callbacks or is_import_path(experiment.algorithm)
     if successor is not None:
-        yield Finding(path, f"retired result key {key}; use {successor}")
+        yield Finding(path, f"no result has the key {key}; use {successor}")
     elif not known and not may_add_keys:
         names = [*RESULT_KEYS, *(f"{name}/..." for name in RESULT_GROUPS)]
-        hint = suggestion(key, names) or f"; choose from {', '.join(names)}"
+        hint = (
+            suggestion(key, [*names, "env_runners/success_rate"])
+            or f"; choose from {', '.join(names)}"
+        )
         yield Finding(path, f"no result has the key {key}{hint}")
     elif group == "evaluation" and experiment.evaluation.interval is None:
         message = f"{key} never appears: evaluation.interval is null; evaluation.interval: 10 works"

@@ -379,8 +379,15 @@ STOP_KEYS: dict[str, str] = {
         )
         if f"{sampled}episode_{old}" != f"episode_{new}"
     },
+    "rollout/ep_rew_mean": "episode_return_mean",
+    "rollout/ep_len_mean": "episode_len_mean",
+    "rollout/success_rate": "env_runners/success_rate",
+    "eval/mean_reward": "evaluation/episode_return_mean",
+    "eval/mean_ep_length": "evaluation/episode_len_mean",
+    "eval/success_rate": "evaluation/success_rate",
+    "time/total_timesteps": "env_steps",
 }
-"""Result keys of RLlib -> rlrun's."""
+"""Result keys of RLlib and Stable-Baselines3 -> rlrun's."""
 
 
 CALLBACKS: dict[str, str] = {

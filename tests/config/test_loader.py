@@ -44,7 +44,7 @@ report: {sinks: [consol]}
         "exp.yaml:3:1: sead: unknown top-level key - did you mean seed?",
         "exp.yaml:4:1: lr: unknown key at the top of the file; it belongs to training - did you mean "
         "training.lr?",
-        "exp.yaml:5:8: stop.episode_reward_mean: retired result key episode_reward_mean; use "
+        "exp.yaml:5:8: stop.episode_reward_mean: no result has the key episode_reward_mean; use "
         "episode_return_mean",
         "exp.yaml:5:34: stop.env_steps: expected a number, got the text '300' - did you mean 300, "
         "without quotes?",
