@@ -172,14 +172,14 @@ class ModelConfig(CodeSection):
     """The networks. With `use`, keys that are not named here are arguments of that class."""
 
     use: str | None = None
-    """Import path of an `RLModule` subclass; null takes the default actor-critic network."""
+    """Import path of an encoder or an `RLModule`; null takes the default actor-critic network."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network. After convolutions, or an encoder that
     `use` names, only SAC has hidden layers."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
     share_layers: bool | None = None
-    """Let policy and value function share the encoder; null shares it for images only."""
+    """Let policy and value function share the encoder; null shares all but hidden layers alone."""
     conv: tuple[tuple[Count, Count, Count], ...] | None = None
     """Convolutions as [channels, kernel, stride]; null takes the Nature CNN for images."""
     conv_head: Count = 512
