@@ -298,7 +298,7 @@ def _check_search(sweep: SweepConfig, varied: list[Dimension]) -> Iterator[Findi
             yield Finding(dimension.place, f"{message}; search: random can vary them")
         if any(isinstance(value, list | dict) for value in dimension.arguments):
             message = "Optuna chooses between numbers, texts and booleans, not lists or mappings"
-            yield Finding(dimension.place, message)
+            yield Finding(dimension.place, f"{message}; search: random takes them")
 
 
 def _check_metric(experiment: ExperimentConfig) -> Iterator[Finding]:
