@@ -273,6 +273,8 @@ OTHER_LIBRARIES: dict[str, str] = {
         "model.share_layers is true"
     ),
     "policy_kwargs": "write the section model; net_arch becomes model.hidden",
+    "features_extractor_class": "write model.use, the import path of an encoder",
+    "features_extractor_kwargs": "write keys of the section model, beside model.use",
     "batch_size": (
         "write training.minibatch_size; A2C and PG make one step on the whole "
         "training.train_batch_size"
