@@ -221,8 +221,8 @@ def log_replay(
         message = "%s: up to %s env steps of each running episode were repeated; get_state() and "
         _log.warning(message + "set_state() would spare that", env_id, f"{longest:,}")
     for env_index in diverged:
-        reason = "repeating the episode's actions led to another observation (an env that was changed "
-        reason += "after its reset, as by a callback, needs get_state() and set_state())"
+        reason = "repeating the episode's actions led to another observation"
+        reason += " (an env that a callback changes needs get_state() and set_state())"
         if lengths[env_index] > limit:
             reason = f"its episode has {lengths[env_index]:,} env steps, too many to repeat"
             reason += f" (fault_tolerance.max_replayed_env_steps={limit})"
