@@ -53,7 +53,8 @@ class Evaluator:
         self._spec = replace(spec, env=evaluation_env(config), settings=evaluation_runners(config))
         if (agents := config.evaluation.agents) is not None:
             assert spec.multi_agent is not None
-            self._spec = replace(self._spec, multi_agent=replace(spec.multi_agent, agents=agents))
+            several = replace(spec.multi_agent, agents=agents, in_training=spec.multi_agent)
+            self._spec = replace(self._spec, multi_agent=several)
             require_spaces(self._spec, policies.spaces, "evaluation.agents")
         elif config.evaluation.env:
             require_spaces(self._spec, policies.spaces, "evaluation.env")

@@ -22,7 +22,7 @@ from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.envs.wrappers import find_wrappers
-from rlrun.policies.policy_mapping import AgentMapping, Spaces, policy_spaces
+from rlrun.policies.policy_mapping import Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import (
     MultiAgentSpec,
@@ -144,9 +144,9 @@ def find_spaces(
             env = make_multi_agent_env(spec.env, wrappers=wrappers)
         else:
             env = local.envs.envs[0]
-        mapping = AgentMapping(spec.multi_agent.agents, spec.multi_agent.policies)
         try:
-            spaces = policy_spaces(env, mapping, spec.multi_agent.policies, key)
+            policies = spec.multi_agent.policies
+            spaces = policy_spaces(env, spec.multi_agent.mapping(), policies, key)
             return spaces, [str(agent) for agent in env.possible_agents]
         finally:
             if local is None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
@@ -56,10 +57,21 @@ class MaskedModule(RLModule):
         module: gives the inputs.
         observation_space: a Dict with the mask.
         whole: the module sees the mask as well.
+
+    Raises:
+        ConfigError: the module's view ``obs`` is not the present observation.
     """
 
     def __init__(self, module: RLModule, observation_space: gym.Space[Any], *, whole: bool) -> None:
         super().__init__(observation_space, module.action_space, module.model)
+        view = module.view_requirements.get(col.OBS)
+        if view is not None and not view.is_plain(col.OBS):
+            message = (
+                f"{type(module).__name__}: beside an action mask, view_requirements['obs'] must be "
+                "the present observation; give the view another name, such as "
+                f"view_requirements['frames'] = ViewRequirement('obs', shift={view.shift!r})"
+            )
+            raise misfit("model.use", message)
         self._inner = (module,)  # in a tuple, so that its name does not come before parameters
         self._parameters, self._buffers = module._parameters, module._buffers
         self._modules = module._modules

@@ -74,7 +74,8 @@ class Policy:
                 `noise_correlation` says so; None draws new numbers.
 
         Returns:
-            Actions ``[B, ...]``, the new states, and extra values that become batch columns.
+            Actions ``[B, ...]``, in [-1, 1] for bounded Boxes and from 0 for discrete spaces; the
+            new states; and extra values that become batch columns.
         """
         raise TypeError(f"{type(self).__name__} must define compute_actions()")
 

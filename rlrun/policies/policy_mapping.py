@@ -7,6 +7,7 @@ forms: a table of names and patterns, a function of the user's, and none at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -52,13 +53,18 @@ class AgentMapping:
             ``{use: path, key: value}``. None: each agent has the policy of its own name, or the
             only one of `policies`.
         policies: ids of the policies that the run begins with.
+
+    Attributes:
+        in_training: in evaluation with other `agents`, the mapping of training.
     """
 
     def __init__(
         self,
         agents: Mapping[str, Any] | str | None,
         policies: Collection[str] = (DEFAULT_POLICY_ID,),
+        in_training: AgentMapping | None = None,
     ) -> None:
+        self.in_training = in_training
         self._only = next(iter(policies)) if len(policies) == 1 else None
         self._table: Mapping[str, Any] | None = None
         self._choose: Any = None
@@ -109,8 +115,8 @@ def policy_spaces(
     """The spaces of each policy: its agents' spaces.
 
     A policy without an agent in a first episode has the spaces of the agent that its ``spaces_of``
-    names, or of all agents if these are equal; one that was added has the spaces of the policy that
-    it was copied from.
+    names, of its agents in training, or of all agents if these are equal; one that was added has
+    the spaces of the policy that it was copied from.
 
     Args:
         key: address of the setting that the mapping is made of.
@@ -137,6 +143,11 @@ def _policy_spaces(
         policy_id = mapping.policy_of(agent, episode)
         spaces = env.observation_spaces[agent], env.action_spaces[agent]
         require_spaces(agent, policy_id, spaces, found.setdefault(policy_id, spaces))
+    if (in_training := mapping.in_training) is not None:
+        for agent in env.possible_agents:
+            with suppress(MappingError):  # an agent of the evaluation's environment alone
+                spaces = env.observation_spaces[agent], env.action_spaces[agent]
+                found.setdefault(in_training.policy_of(agent, episode), spaces)
     for policy_id, settings in policies.items():
         if settings.like is not None:
             found[policy_id] = found[settings.like]
@@ -170,7 +181,7 @@ def _common_spaces(env: Any, policy_id: str) -> Spaces:
     spaces = _spaces_of(env, first, policy_id)
     if any(_spaces_of(env, agent, policy_id) != spaces for agent in others):
         raise MappingError(
-            f"policy {policy_id!r} has no agent at first, and agents differ in their "
-            f"spaces; spaces_of: {first} would name an agent to have the spaces of"
+            f"policy {policy_id!r} has no agent at first, and agents differ in their spaces; "
+            f"add spaces_of to the policy, an agent with its spaces, such as spaces_of: {first}"
         )
     return spaces

@@ -58,7 +58,7 @@ class RunnerEnvironments:
         self._num_envs = spec.settings.num_envs_per_env_runner
         self._mapping = AgentMapping(None)
         if spec.multi_agent is not None:
-            self._mapping = AgentMapping(spec.multi_agent.agents, spec.multi_agent.policies)
+            self._mapping = spec.multi_agent.mapping()
         self.lock_step = spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
         self.rebuilder = Rebuilder(
             spec.env.use,

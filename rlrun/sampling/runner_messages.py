@@ -16,6 +16,7 @@ from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, Mod
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.policy import Policy
+from rlrun.policies.policy_mapping import AgentMapping
 from rlrun.sampling.episodes import EpisodeRecord
 
 if TYPE_CHECKING:
@@ -41,6 +42,13 @@ class MultiAgentSpec:
     """Whether `SampleRequest.length` counts agent steps rather than env steps."""
     factories: Mapping[str, PolicyFactory] = field(default_factory=dict)
     """Factories by policy id; `RunnerSpec.policy_factory` makes the other policies."""
+    in_training: MultiAgentSpec | None = None
+    """In evaluation with other `agents`: the spec of training, where policies have agents too."""
+
+    def mapping(self) -> AgentMapping:
+        """Which policies agents have."""
+        in_training = None if self.in_training is None else self.in_training.mapping()
+        return AgentMapping(self.agents, self.policies, in_training)
 
 
 @dataclass(frozen=True)

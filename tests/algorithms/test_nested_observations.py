@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import ALGORITHMS, assert_equal_weights, train
 
-from rlrun import EnvRunner, RLModule, RunnerSpec
+from rlrun import EnvRunner, RLModule, RunnerSpec, ViewRequirement
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.data import columns as col
@@ -17,6 +17,7 @@ from rlrun.experiment.rollout import rollout
 from rlrun.policies.action_mask import ActionMask, NoAllowedActionError
 from rlrun.policies.action_sampling import EpsilonGreedySampler
 from rlrun.policies.catalog import build_module, seeded_module
+from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.numpy_policy import build_policy
 
 SIGHTS, TWO_SIGHTS = "nested_envs:Sights", "nested_envs:two_sights"
@@ -215,6 +216,23 @@ def test_probabilities_are_those_of_the_allowed_actions(activation, action_space
         parameter.grad is None or parameter.grad.isfinite().all()
         for parameter in module.parameters()
     )
+
+
+class Frames(RLModule):
+    """Would see its last two observations, its mask included, as `obs`."""
+
+    def __init__(self, observation_space, action_space, model):
+        super().__init__(observation_space, action_space, model)
+        self.view_requirements["obs"] = ViewRequirement(shift="-1:0")
+
+    def forward_train(self, batch):
+        raise AssertionError
+
+
+def test_beside_a_mask_a_view_of_several_observations_must_not_be_named_obs():
+    model = ModelConfig(use=f"{__name__}:Frames")
+    with pytest.raises(ConfigError, match=r"model\.use: .*'frames'.*'obs', shift='-1:0'"):
+        with_action_mask(build_module, MASKED, gym.spaces.Discrete(3), model)
 
 
 def test_a_network_does_not_see_the_mask_when_it_estimates_values():

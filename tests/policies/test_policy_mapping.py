@@ -17,7 +17,9 @@ TWO, FIVE = Discrete(2), Discrete(5)
 SETTINGS = PolicySettings(ModelConfig(), TrainingConfig())
 
 
-def spaces(agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq"):
+def spaces(
+    agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq", in_training=None
+):
     names = "abc"[: len(observations)]
     env = SimpleNamespace(
         possible_agents=list(names),
@@ -25,7 +27,8 @@ def spaces(agents, observations=(SMALL, SMALL), actions=(TWO, TWO), policies="pq
         action_spaces=dict(zip(names, actions, strict=True)),
     )
     settings = dict.fromkeys(policies, SETTINGS) if isinstance(policies, str) else policies
-    return policy_spaces(env, AgentMapping(agents, settings), settings)
+    trained = None if in_training is None else AgentMapping(in_training, settings)
+    return policy_spaces(env, AgentMapping(agents, settings, trained), settings)
 
 
 def test_each_policy_has_the_spaces_of_its_agents():
@@ -59,11 +62,20 @@ def test_a_policy_without_an_agent_has_the_spaces_that_all_agents_share():
 )
 def test_a_policy_without_an_agent_must_name_one_where_these_differ(differing):
     agents = {"a": "p", "b": "r", "c": "p"}
-    with pytest.raises(ConfigError, match=r"'q' has no agent at first.* spaces_of: a would name"):
+    with pytest.raises(ConfigError, match=r"'q' has no agent at first.* such as spaces_of: a"):
         spaces(agents, policies="pqr", **differing)
     named = {**dict.fromkeys("pr", SETTINGS), "q": replace(SETTINGS, spaces_of="b")}
     found = spaces(agents, policies=named, **differing)
     assert found["q"] == found["r"] != found["p"]
+
+
+def test_a_policy_without_an_agent_in_evaluation_has_the_spaces_of_its_agents_in_training():
+    trained = {"a": "p", "b": "q"}  # c is an agent of the evaluation's environment alone
+    table = {"b": "r", "*": "p"}
+    named = {**dict.fromkeys("pq", SETTINGS), "r": replace(SETTINGS, spaces_of="b")}
+    three = {"observations": (SMALL, LARGE, SMALL), "actions": (TWO, TWO, TWO)}
+    found = spaces(table, policies=named, in_training=trained, **three)
+    assert found["q"] == found["r"] == (LARGE, TWO)
 
 
 def test_spaces_of_an_agent_that_does_not_exist_are_an_error_that_names_those_that_do():
