@@ -223,11 +223,11 @@ class RemoteRunners:
         again, tolerance = [], self._tolerance
         for result in failures:
             index, tolerated = result.actor_id, self._is_tolerated(result, fragment)
-            what = "its process died" if result.actor_failed else _last_line(result.error)
+            what = _what(result)
             if tolerated and tolerance.restart_failed_env_runners:
                 if self.actors.can_restart(index):
                     _log.warning("env runner %d is restarted: %s", index, what)
-                    self.states.restarts["died" if result.actor_failed else "env_error"] += 1
+                    self.states.restarts[_cause(result)] += 1
                     again.append(index)
                     continue
             elif (
@@ -351,9 +351,8 @@ class RemoteRunners:
             for result in failures:
                 if not self._is_tolerated(result, _OF_NO_FRAGMENT):
                     raise _failure(result) from None
-                _log.warning(
-                    "env runner %d fails again: %s", result.actor_id, _last_line(result.error)
-                )
+                _log.warning("env runner %d fails again: %s", result.actor_id, _what(result))
+                self.states.restarts[_cause(result)] += 1
             left = [result.actor_id for result in failures]
 
     def _started_and_restored(self, indices: list[int]) -> list[CallResult]:
@@ -562,5 +561,12 @@ def _num_bytes(weights: Any) -> int:
     return int(getattr(weights, "nbytes", 0))
 
 
-def _last_line(error: BaseException | None) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[-1]
+def _cause(result: CallResult) -> str:
+    return "died" if result.actor_failed else "env_error"
+
+
+def _what(result: CallResult) -> str:
+    """One line about a failure."""
+    if result.actor_failed:
+        return "its process died"
+    return (str(result.error).splitlines() or [type(result.error).__name__])[-1]

@@ -174,8 +174,9 @@ def _check_callback(path: Path, spec: UseSpec, experiment: ExperimentConfig) -> 
             hint = suggestion(name, known) if advice is None else f"; {advice}"
             yield Finding(path, f"{spec.use} has a method {name}, which is never called{hint}")
         elif name.startswith("on_") and not _is_called_like(getattr(found, name), known[name]):
-            arguments = ", ".join(inspect.signature(known[name]).parameters)
-            yield Finding(path, f"{spec.use}.{name} is called with other arguments: {arguments}")
+            _, *parameters = inspect.signature(known[name]).parameters.values()
+            call = ", ".join(p.name + "=..." * (p.kind is p.KEYWORD_ONLY) for p in parameters)
+            yield Finding(path, f"{spec.use}.{name} cannot take its call, {name}({call})")
     name = "on_sub_environment_created"
     if getattr(found, name, known[name]) is not known[name]:
         for key in _no_sub_environments_here(experiment):

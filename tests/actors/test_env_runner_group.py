@@ -216,7 +216,7 @@ def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
 ) -> None:
     group = make_group({(1, 1): "raise", "restore": {1: [3, 4]}})
     assert rounds(group, 3) == rounds(make_group(), 3)
-    assert group.num_restarts == 3
+    assert group.num_restarts == group.faults()["restarts_by_cause"]["env_error"] == 3
     group = make_group({(1, 1): "raise", "restore": {1: [3, 3]}})
     with pytest.raises(EnvError, match="step 3") as caught:
         rounds(group, 2)

@@ -304,11 +304,15 @@ class OfRLlib(Callbacks):
     def on_episode_step(self, *, worker, base_env, episode, **kwargs):
         pass
 
+    def on_postprocess_trajectory(self, episode, batch):
+        pass
+
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("OfRLlib", "on_episode_step is called with other arguments: self, env_runner, episode"),
+        ("OfRLlib", "cannot take its call, on_episode_step(env_runner, episode)"),
+        ("OfRLlib", "cannot take its call, on_postprocess_trajectory(worker=..., episode=...,"),
         ("Misnamed", "on_episod_end, which is never called - did you mean on_episode_end?"),
         ("Old", "never called; use on_algorithm_init"),
     ],
