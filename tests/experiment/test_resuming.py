@@ -41,6 +41,7 @@ def test_a_new_run_goes_on_from_a_checkpoint_as_the_run_itself_did():
     ("run", "overrides", "says"),
     [
         ("run", [], "run: a run is resumed in its own folder; only from a checkpoint in another"),
+        ("run/checkpoints/000900", [], "run/checkpoints/000900: no such run folder"),
         (
             "run/checkpoints/latest",
             [],
