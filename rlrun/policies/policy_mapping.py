@@ -145,7 +145,7 @@ def _policy_spaces(
         require_spaces(agent, policy_id, spaces, found.setdefault(policy_id, spaces))
     if (in_training := mapping.in_training) is not None:
         for agent in env.possible_agents:
-            with suppress(MappingError):  # an agent of the evaluation's environment alone
+            with suppress(Exception):  # the mapping of training need not know this agent
                 spaces = env.observation_spaces[agent], env.action_spaces[agent]
                 found.setdefault(in_training.policy_of(agent, episode), spaces)
     for policy_id, settings in policies.items():
