@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlrun.config.problems import misfit
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch, step_ranks
 from rlrun.replay.replay_buffer import ReplayBuffer
@@ -58,7 +59,7 @@ class MultiAgentReplayBuffer:
         """Append the rows of each policy to its buffer; a plain batch is the default policy's.
 
         Raises:
-            ValueError: in lockstep, for a batch that the buffers cannot hold as a whole.
+            ConfigError: in lockstep, for a batch that the buffers cannot hold as a whole.
         """
         batches = batch.as_multi_agent().policy_batches
         lengths = {}
@@ -159,17 +160,17 @@ class _StepIndex:
         """Number the env steps of batches, by policy id, that have just been added to the buffers.
 
         Raises:
-            ValueError: a buffer is too small to hold the whole batch.
+            ConfigError: a buffer is too small to hold the whole batch.
         """
         ranks = step_ranks(batches.values())
         num_steps = int(ranks.max()) + 1
+        needed = max(num_steps, *map(len, batches.values()))
         fits = all(len(rows) <= buffers[name].capacity for name, rows in batches.items())
         if not fits or num_steps > self.capacity:
-            sizes = ", ".join(f"{name} {len(rows)}" for name, rows in batches.items())
-            raise ValueError(
-                f"a batch of {num_steps} env steps ({sizes} rows) does not fit into a buffer of "
-                f"{self.capacity}: its steps would not be whole"
-            )
+            sizes = ", ".join(f"{len(rows)} of {name}" for name, rows in batches.items())
+            message = f"in lockstep it must hold a round of sampling, {num_steps} env steps"
+            message += f" (transitions: {sizes}); set it to {needed} or more"
+            raise misfit("replay.capacity", message)
         places = (self.num_added + np.arange(num_steps)) % self.capacity
         for policy_id, steps in self._of.items():
             steps.count[places], steps.lowest[places] = 0, buffers[policy_id].num_added

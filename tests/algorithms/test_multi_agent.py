@@ -479,6 +479,17 @@ def test_in_lockstep_all_learn_from_the_same_env_steps(several):
     assert all(count <= due * 16 for count in trained)
 
 
+def test_in_lockstep_a_round_that_the_buffer_cannot_hold_is_one_problem(several):
+    """Both agents of two sub-environments make a transition in each env step."""
+    shared = {"policies": ["shared"]}
+    sizes = {"capacity": 6, "mode": "lockstep", "prioritized": False}
+    early = {"num_steps_sampled_before_learning_starts": 4}
+    algorithm = several("DQN", multi_agent=shared, replay=sizes, training=early)
+    message = r"replay\.capacity: .* 4 env steps \(transitions: 8 of shared\); set it to 8 or more"
+    with pytest.raises(ConfigError, match=message):
+        algorithm.train()
+
+
 def test_one_agent_has_one_policy(built):
     with pytest.raises(ValueError, match=r"multi_agent\.policies"):
         built("PPO").add_policy("other", like="default_policy")

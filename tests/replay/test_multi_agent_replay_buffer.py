@@ -104,12 +104,12 @@ def test_old_env_steps_make_room_as_a_whole():
 
 def test_lockstep_refuses_a_batch_that_it_cannot_hold_as_a_whole():
     buffer = MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(5), mode="lockstep")
-    with pytest.raises(ValueError, match="does not fit into a buffer of 5"):
+    with pytest.raises(ValueError, match="in lockstep it must hold a round"):
         buffer.add(Experience(0, 2, 3).batches(30))
     of_some = Experience(3, 1, 5).batches(4)  # more rows than room for one of two policies
     rows = [len(part) for part in of_some.policy_batches.values()]
     assert min(rows) <= 5 < max(rows)
-    with pytest.raises(ValueError, match=r"a batch of 4 env steps .* does not fit into"):
+    with pytest.raises(ValueError, match=r"4 env steps .* set it to \d+ or more"):
         buffer.add(of_some)
     with pytest.raises(ValueError, match="neither independent nor lockstep"):
         MultiAgentReplayBuffer(lambda policy_id: ReplayBuffer(5), mode="both")
