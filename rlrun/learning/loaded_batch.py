@@ -67,6 +67,7 @@ class LoadedBatch:
         self, batch: SampleBatch, names: tuple[str, ...], device: torch.device | None
     ) -> None:
         self._device = device
+        self.next_obs_index: Any = None
         if col.NEXT_OBS in batch:
             storage, obs_index, next_obs_index = batch.in_one_storage(col.OBS, col.NEXT_OBS)
             self.next_obs_index = self._move(next_obs_index)
@@ -96,7 +97,13 @@ class LoadedBatch:
 
         Returns:
             Distribution inputs ``[N, P]``, values ``[N]`` of obs, and values ``[N]`` of new_obs.
+
+        Raises:
+            KeyError: the batch came without ``new_obs``.
         """
+        if self.next_obs_index is None:
+            message = "the train batch lacks it, and its values bootstrap trajectories"
+            raise KeyError(f"{col.NEXT_OBS!r}; {message}")
         storage, num_rows = self.storage, self._num_stored
         if known is not None:
             there = self.obs_index[known.rows]

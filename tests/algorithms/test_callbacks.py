@@ -480,6 +480,19 @@ def test_callbacks_that_fail_to_change_a_batch_end_the_run(built):
         algorithm.train()
 
 
+class Dropping(Callbacks):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        del batch[col.NEXT_OBS]
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "IMPALA"])
+def test_a_column_that_a_callback_has_deleted_is_named_where_it_is_read(built, name):
+    config = tiny.ALGORITHMS[name]().environment("CartPole-v1")
+    algorithm = built(config.callbacks(f"{__name__}:Dropping"))
+    with pytest.raises(KeyError, match=f"'{col.NEXT_OBS}'; the .*batch"):
+        algorithm.train()
+
+
 class Fragments(Callbacks):
     """Adds to the rewards of each fragment, to each policy's alike, and a column."""
 
