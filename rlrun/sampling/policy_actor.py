@@ -116,6 +116,10 @@ class PolicyActor:
             actions, extras = self.inputs.act(seen, explore=self.explore, noise=noise)
         if self.noise.parameters is not None:
             self.noise.parameters.seen = seen
+        rows = self._num_slots if slots is None else len(slots)
+        if len(actions) != rows:  # numpy might broadcast them, or environments be blamed
+            name = f"{type(self.policy).__name__}.compute_actions()"
+            raise ValueError(f"{name} was given {rows} rows and returned {len(actions)} actions")
         if slots is None:
             self._pending = actions, extras
         else:

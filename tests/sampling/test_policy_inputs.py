@@ -10,12 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording_policy import RecordingPolicy, check_views, recording_runner
 
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
+from rlrun.config.policies import PolicySettings
+from rlrun.config.schema import (
+    ConnectorsConfig,
+    EnvRunnersConfig,
+    EnvSpec,
+    ModelConfig,
+    TrainingConfig,
+)
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 
 @settings(max_examples=25, deadline=None)
@@ -265,3 +272,32 @@ def test_a_state_inside_a_sequence_is_the_one_that_acted_or_is_missed(keeps_stat
             np.testing.assert_allclose(extras["action_dist_inputs"][0], acted, rtol=1e-4)
     if keeps_states:
         np.testing.assert_array_equal(found["state_in_0"][0], batch["state_out_0"][-1])
+
+
+class Miscounts(Idle):
+    """Answers as many rows as its class says."""
+
+    num_actions = 1
+
+    def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
+        return np.zeros(self.num_actions, np.int64), [], {}
+
+
+@pytest.mark.parametrize("num_actions", [1, 2, 4])
+@pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
+def test_a_policy_with_too_few_or_too_many_actions_is_named(monkeypatch, env, num_actions):
+    """A single action, which numpy would copy to all rows, as well."""
+    monkeypatch.setattr(Miscounts, "num_actions", num_actions)
+    settings = EnvRunnersConfig(num_envs_per_env_runner=3)
+    if env == "CartPole-v1":
+        make = {"policy_factory": lambda o, a, m: Miscounts(o, a)}
+    else:
+        use = f"{__name__}:Miscounts"
+        own = PolicySettings(ModelConfig(), TrainingConfig(), use=use)
+        make = {
+            "multi_agent": MultiAgentSpec({"one": own, "two": own}, {"agent_0": "one", "*": "two"})
+        }
+    runner = EnvRunner(RunnerSpec(EnvSpec(use=env), settings, **make))
+    says = rf"Miscounts\.compute_actions\(\) was given 3 rows and returned {num_actions} actions"
+    with pytest.raises(ValueError, match=says):
+        collect(runner, [5])
