@@ -11,6 +11,7 @@ signal ends the run at once, and the last state in memory is saved. So does the 
 call of an environment does not return.
 """
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +25,12 @@ from rlrun.data.results import addresses, comes_later, counts_already, lookup, n
 from rlrun.envs.watchdog import SIGNAL_S, CallWatch
 from rlrun.experiment.report.numbers import number
 
+_log = logging.getLogger(__name__)
+
 COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episodes", "time_s"})
 """Result keys that only grow: as criteria they are budgets; all others are goals."""
+
+_SAMPLED = frozenset({"env_steps", "agent_steps"})
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ class StopCriteria:
         """Raise InputError if ``result``, a run's first, lacks the key of a criterion.
 
         All further results have the same keys, so the criterion could never be reached. Keys that
-        episodes or evaluations may add are errors only if they look misspelt.
+        episodes or evaluations may add are errors only if they look misspelt. Warn of steps that
+        are learned from and not counted.
 
         Args:
             others: further settings that name a result key, each with the key.
@@ -106,6 +112,9 @@ class StopCriteria:
             if isinstance(value, Mapping):
                 inside = ", ".join(f"{address}/{key}" for key in list(value)[:4])
                 problems.append(f"{setting}: {address}: a group, not a number; it has {inside}")
+            elif address in _SAMPLED and not value and result.get("agent_steps_trained"):
+                message = "the first iteration has learned but counted none; self.sample() counts"
+                _log.warning("%s.%s: %s them", setting, address, message)
         if problems:
             raise InputError("\n".join(problems))
 

@@ -72,6 +72,20 @@ def test_a_key_that_nothing_can_bring_is_an_error(key):
         StopCriteria({key: 1}, smoothing_episodes=1).check_keys(first)
 
 
+@pytest.mark.parametrize(
+    ("counted", "learned", "warned"), [(0, 64, True), (0, 0, False), (64, 64, False)]
+)
+def test_steps_that_are_learned_from_and_not_counted_are_warned_of(
+    caplog, counted, learned, warned
+):
+    """As with `synchronous_parallel_sample` in place of `Algorithm.sample`: the run may not end."""
+    first = {"env_steps": counted, "training_iteration": 1, "agent_steps_trained": learned}
+    stop = {"env_steps": 100, "training_iteration": 5}
+    StopCriteria(stop, smoothing_episodes=1).check_keys(first)
+    said = ["stop.env_steps: the first iteration has learned but counted none"]
+    assert [text.partition(";")[0] for text in caplog.messages] == said * warned
+
+
 def test_missed_goals_are_listed_without_budgets():
     criteria = StopCriteria({"env_steps": 10, "a": 5, "b": 1, "c": 2}, smoothing_episodes=1)
     assert criteria.missed({"env_steps": 3, "a": 4.5, "b": 1, "c": None}) == [
