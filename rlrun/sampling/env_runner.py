@@ -18,7 +18,7 @@ from typing import Any
 
 from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
-from rlrun.config.registry import import_object
+from rlrun.config.registry import DEFAULT_COLLECTOR, import_object
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (
@@ -470,12 +470,27 @@ class EnvRunner(OldNames):
             **watched,
             "rebuilder": self._environments.rebuilder.get_state(),
             "next_fragment": self._next_fragment,
+            "batches": self._kind_of_batches(),
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
             **self._slot_envs.get_state(self.actors),
         }
 
+    def _kind_of_batches(self) -> dict[str, str]:
+        """The settings that decide which rows of running episodes are kept, and in what form."""
+        settings = self.spec.settings
+        collector = settings.sample_collector or DEFAULT_COLLECTOR
+        return {"batch_mode": settings.batch_mode, "sample_collector": collector}
+
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`."""
+        """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`.
+
+        Raises:
+            ValueError: that runner kept other rows of running episodes than this one needs.
+        """
+        own = self._kind_of_batches()
+        for name, there in state.get("batches", own).items():  # older checkpoints lack it
+            if there not in (own[name], "complete_episodes"):  # which keeps all rows
+                raise ValueError(f"env_runners.{name} must be {there}, not {own[name]}")
         if self._unfinished:
             self._begin_afresh()
         self._next_fragment = int(state["next_fragment"])

@@ -166,6 +166,45 @@ def test_a_state_of_another_number_of_sub_environments_is_refused(num_envs, befo
         now.set_state(then.get_state())
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("sample_collector", "ColumnarCollector", "SimpleListCollector"),
+        ("sample_collector", "SimpleListCollector", "ColumnarCollector"),
+        ("batch_mode", "truncate_episodes", "complete_episodes"),
+    ],
+)
+@pytest.mark.parametrize("several_agents", [False, True])
+def test_a_state_whose_rows_are_kept_in_another_way_is_refused(several_agents, name, before, after):
+    then, now = (
+        cartpole({"p": MLP}, **{name: value})
+        if several_agents
+        else EnvRunner(RunnerSpec(EnvSpec(use="CartPole-v1"), EnvRunnersConfig(**{name: value})))
+        for value in (before, after)
+    )
+    sample(then, 0, 5)
+    with pytest.raises(ValueError, match=rf"env_runners\.{name} must be {before}, not {after}"):
+        now.set_state(then.get_state())
+
+
+def test_whole_episodes_can_be_followed_by_cut_ones():
+    """The rows held back until their episodes end come in the next fragment."""
+    then, now = (
+        EnvRunner(
+            RunnerSpec(
+                EnvSpec(use="CartPole-v1"),
+                EnvRunnersConfig(num_envs_per_env_runner=2, batch_mode=mode),
+            )
+        )
+        for mode in ("complete_episodes", "truncate_episodes")
+    )
+    sample(then, 0, 30)
+    assert then.get_state()["policies"]["default_policy"]["collector"]["held"]
+    now.set_state(then.get_state())
+    batch = sample(now, 1, 60).batch
+    assert {int(rows["t"][0]) for rows in batch.split_by_episode()} == {0}
+
+
 def test_a_restored_runner_takes_over_weights_whose_version_it_has_seen():
     runner = cartpole({"p": MLP})
     sample(runner, 0, 5)
