@@ -435,6 +435,8 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
+_CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
+_NO_REMOTE = {"num_env_runners": 0, "evaluation.num_env_runners": 0}
 _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("model", {"use_lstm": False, "use_gru": False, "use": None}, _OF_A_MEMORY),
     (
@@ -452,28 +454,43 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("training", {"noisy": False}, ("sigma0",)),
     ("replay", {"prioritized": False}, ("alpha", "beta", "epsilon")),
     ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
+    (
+        "env_runners",
+        {
+            "observation_filter": "NoFilter",
+            "connectors.normalize_rewards": False,
+            **dict.fromkeys(_CONNECTORS, ()),
+        },
+        ("use_worker_filter_stats", "update_worker_filter_stats"),
+    ),
+    ("env_runners", dict.fromkeys(_CONNECTORS, ()), ("episode_lookback_horizon",)),
+    ("env_runners", {"disable_env_checking": True}, ("observation_check_interval",)),
+    ("env_runners", {"disable_env_checking": True}, ("observations_out_of_bounds",)),
+    ("env_runners", {"observation_check_interval": None}, ("observations_out_of_bounds",)),
+    ("env_runners", {"num_env_runners": 0}, ("compress_observations", "sample_timeout_s")),
+    ("env_runners", {"num_env_runners": 0}, ("max_requests_in_flight_per_env_runner",)),
+    ("env_runners", _NO_REMOTE, ("num_cpus_per_env_runner", "custom_resources_per_env_runner")),
+    ("env_runners", _NO_REMOTE, ("validate_env_runners_after_construction",)),
 )
-"""Section, its switches with the values for off, and the settings without effect if all are off."""
+"""Section, its switches with the values for off, and the settings without effect if all are off.
+Switches of another section have its name before a dot."""
 
 
 def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Settings that differ from their defaults but have no effect."""
-    networks = [settings for _, settings in addressed_settings(experiment)]
     for name, switches, dependents in _SWITCHES:
-        section: Section = getattr(experiment, name)
-        everywhere = [section, *(getattr(each, name, section) for each in networks)]
-        if all(
-            getattr(each, key, ...) == off for each in everywhere for key, off in switches.items()
-        ):
+        addresses = {key if "." in key else f"{name}.{key}": off for key, off in switches.items()}
+        if all(_is_off(experiment, address, off) for address, off in addresses.items()):
             off = [
-                f"{name}.{key} is {json.dumps(off)}"
-                for key, off in switches.items()
-                if key != "use"
+                f"{address} is {json.dumps(off)}"
+                for address, off in addresses.items()
+                if address != "model.use" and off != ()
             ]
-            for key in _changed(section, dependents):
-                yield Finding((name, key), f"has no effect: {' and '.join(off)}")
+            reason = " and ".join(off) or "there are no connectors of your own"
+            for key in _changed(getattr(experiment, name), dependents):
+                yield Finding((name, key), f"has no effect: {reason}")
     algorithm = algorithm_class(experiment.algorithm)
-    if not getattr(algorithm, "asynchronous", False):
+    if experiment.env_runners.num_env_runners and not getattr(algorithm, "asynchronous", False):
         for key in _changed(experiment.env_runners, ("max_requests_in_flight_per_env_runner",)):
             message = (
                 f"has no effect: an env runner has one request at a time in {algorithm.__name__}"
@@ -483,6 +500,15 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
         for key in _changed(experiment.model, ("share_layers", "free_log_std")):
             message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
+
+
+def _is_off(experiment: ExperimentConfig, address: str, off: Any) -> bool:
+    """Whether the switch ``section.key`` has this value, for all policies."""
+    name, _, key = address.partition(".")
+    section = getattr(experiment, name)
+    networks = [settings for _, settings in addressed_settings(experiment)]
+    everywhere = [section, *(getattr(each, name, section) for each in networks)]
+    return all(getattr(each, key, ...) == off for each in everywhere)
 
 
 def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -499,7 +525,12 @@ def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 def _changed(section: Section, keys: Iterable[str]) -> list[str]:
     fields = type(section).model_fields
-    return [key for key in keys if key in fields and getattr(section, key) != fields[key].default]
+    return [
+        key
+        for key in keys
+        if key in fields
+        and getattr(section, key) != fields[key].get_default(call_default_factory=True)
+    ]
 
 
 def most_iterations(experiment: ExperimentConfig) -> int | None:

@@ -123,6 +123,17 @@ def test_successors_of_retired_result_keys_exist():
         ("stop: {env_steps: 1e6}\nmodel: {attention_dim: 8, use: 'fake_algorithm:Maze'}", []),
         ("stop: {env_steps: 1e6}\ntraining: {rmsprop_decay: 0.9}", ['exp.yaml:4:12: training.rmsprop_decay: has no effect: training.optimizer is "adam"']),
         ("stop: {env_steps: 1e6}\nevaluation: {num_env_runners: 2}", ["exp.yaml:4:14: evaluation.num_env_runners: has no effect: evaluation.interval is null"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {update_worker_filter_stats: false}", ['exp.yaml:4:15: env_runners.update_worker_filter_stats: has no effect: env_runners.observation_filter is "NoFilter" and connectors.normalize_rewards is false']),
+        ("stop: {env_steps: 1e6}\nenv_runners: {use_worker_filter_stats: false, observation_filter: MeanStdFilter}", []),
+        ("stop: {env_steps: 1e6}\nconnectors: {normalize_rewards: true}\nenv_runners: {use_worker_filter_stats: false}", []),
+        ("stop: {env_steps: 1e6}\nenv_runners: {use_worker_filter_stats: false, episode_lookback_horizon: 4, env_to_module_connector: [{use: 'fake_algorithm:Maze', size: 8}]}", []),
+        ("stop: {env_steps: 1e6}\nenv_runners: {episode_lookback_horizon: 4}", ["exp.yaml:4:15: env_runners.episode_lookback_horizon: has no effect: there are no connectors of your own"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {observations_out_of_bounds: error, disable_env_checking: true}", ["exp.yaml:4:15: env_runners.observations_out_of_bounds: has no effect: env_runners.disable_env_checking is true"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {observations_out_of_bounds: error, observation_check_interval: null}", ["exp.yaml:4:15: env_runners.observations_out_of_bounds: has no effect: env_runners.observation_check_interval is null"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {compress_observations: true}", ["exp.yaml:4:15: env_runners.compress_observations: has no effect: env_runners.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {max_requests_in_flight_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.max_requests_in_flight_per_env_runner: has no effect: env_runners.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.num_cpus_per_env_runner: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2, custom_resources_per_env_runner: {a: 1}}\nevaluation: {num_env_runners: 1, interval: 2}", []),
     ],
 )  # fmt: skip
 def test_warnings(known, text, lines):
