@@ -29,6 +29,7 @@ from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBa
 from rlrun.data.seeding import policy_key, weights_seed
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup
+from rlrun.learning.losses import require_numbers
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
@@ -237,13 +238,16 @@ class Policies(Mapping[str, PolicySettings]):
         """
         for policy_id, learner in self.learners.items():
             statistics = learners.get(policy_id, {}).get("learner_stats", {})
-            bad = [
-                f"{name} is {value}"
+            numbers = {
+                name: value
                 for name, value in statistics.items()
-                if value is not None
-                and name.endswith(("loss", "grad_norm"))
-                and not math.isfinite(value)
-            ]
+                if value is not None and str(name).endswith(("loss", "grad_norm"))
+            }
+            try:
+                bad = [f"{name} is {x}" for name, x in numbers.items() if not math.isfinite(x)]
+            except (TypeError, ValueError, RuntimeError):
+                require_numbers(numbers)
+                raise
             if not learner.has_finite_weights():
                 bad.append("weights are not finite")
             if bad:

@@ -315,7 +315,8 @@ def _weighted(
         else:
             table = np.array([float(x) for x in numbers])
         table = table.reshape(len(updates), len(names))
-    except (TypeError, ValueError, RuntimeError):
+        extremes = [i for i, name in enumerate(names) if name.startswith(EXTREMES)]
+    except (TypeError, ValueError, RuntimeError, AttributeError):
         require_numbers(*updates)
         raise
     known = ~np.isnan(table)
@@ -324,10 +325,9 @@ def _weighted(
     with np.errstate(all="ignore"):
         means = (shares * np.where(known, table, 0.0)).sum(0) / totals
     result = dict(zip(names, means.tolist(), strict=True))
-    for i, name in enumerate(names):
-        if name.startswith(EXTREMES):
-            pick = np.fmin if name.startswith("min_") else np.fmax
-            result[name] = float(pick.reduce(table[:, i]))
+    for i in extremes:
+        pick = np.fmin if names[i].startswith("min_") else np.fmax
+        result[names[i]] = float(pick.reduce(table[:, i]))
     return result, dict(zip(names, totals.tolist(), strict=True))
 
 

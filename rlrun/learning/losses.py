@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
@@ -58,9 +58,11 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
 
 
 def require_numbers(*updates: Mapping[str, Any]) -> None:
-    """Raise ValueError, with its name, for a statistic that is no single number."""
+    """Raise ValueError, with its name, for a statistic that is not a single number."""
     for name, value in chain.from_iterable(update.items() for update in updates):
-        if np.ndim(value):
+        if not isinstance(name, str):
+            raise ValueError(f"the name of a statistic must be text, not {name!r}")
+        if np.ndim(value) or not isinstance(value, SupportsFloat):
             raise ValueError(f"statistic {name!r} must be one number, not {value!r}")
 
 

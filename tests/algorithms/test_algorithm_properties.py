@@ -238,6 +238,14 @@ def test_weights_that_are_not_finite_end_training_and_are_not_saved(built, tmp_p
         algorithm.train()
 
 
+def test_a_loss_that_is_no_number_is_named(built, monkeypatch):
+    algorithm = built("PPO")
+    learners = {"default_policy": {"learner_stats": {"loss": "high"}}}
+    monkeypatch.setattr(algorithm, "training_step", lambda: learners)
+    with pytest.raises(ValueError, match="statistic 'loss' must be one number, not 'high'"):
+        algorithm.train()
+
+
 FALLING = [[0, 2.0], [200, 0.1]]
 DEFAULT_EPSILON = ExplorationConfig().epsilon  # in place of the tiny experiment's
 EXPLORATIONS = {

@@ -1,6 +1,7 @@
 """The learner's loop over a hand-made batch: no environment, no Ray."""
 
 import platform
+import re
 import resource
 
 import gymnasium as gym
@@ -208,17 +209,27 @@ def test_statistics_are_reduced_by_their_names_and_nan_is_left_out():
     assert [found[name] for name in ("x", "min_x", "max_x")] == [1.5, 0.0, 3.0]
 
 
-@pytest.mark.parametrize("mine", [torch.ones(2), np.ones((1, 2)), [1.0, 2.0]])
-def test_a_statistic_that_is_no_single_number_is_named(mine):
+@pytest.mark.parametrize(
+    ("name", "mine", "says"),
+    [
+        ("mine", torch.ones(2), "statistic 'mine' must be one number, not "),
+        ("mine", np.ones((1, 2)), "statistic 'mine' must be one number, not "),
+        ("mine", [1.0, 2.0], "statistic 'mine' must be one number, not "),
+        ("mine", "high", "statistic 'mine' must be one number, not 'high'"),
+        ("mine", {"a": 1.0}, "statistic 'mine' must be one number, not {'a': 1.0}"),
+        (None, 1.0, "the name of a statistic must be text, not None"),
+    ],
+)
+def test_a_statistic_that_is_no_single_number_is_named(name, mine, says):
     learner = make_learner()
     rows = learner.load(make_batch(5), (col.ACTIONS,))
 
     def loss(module, rows):
-        return module.compute_values(rows).square().mean(), {"mine": mine}
+        return module.compute_values(rows).square().mean(), {name: mine}
 
-    with pytest.raises(ValueError, match="statistic 'mine' must be one number, not "):
+    with pytest.raises(ValueError, match=re.escape(says)):
         learner.accumulate(rows.microbatches(2), 5, loss, {}, lr=1e-3)
-    with pytest.raises(ValueError, match="statistic 'mine' must be one number, not "):
+    with pytest.raises(ValueError, match=re.escape(says)):
         learner.update(rows.minibatches(1, 2, np.random.default_rng(0)), loss, {}, lr=1e-3)
 
 
