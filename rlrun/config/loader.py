@@ -188,7 +188,7 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
         more = list(_check_sections(partial))
         if "algorithm" not in wrong:
             more += checks.check_settings_of_policies(partial)
-            more += [] if "sweep" in wrong else check_sweep(partial, tree)
+        more += [] if "sweep" in wrong else check_sweep(partial, tree)
         findings += [finding for finding in more if finding.path[0] not in wrong]
     problems += _located(tree, findings)
     if problems or experiment is None:

@@ -110,6 +110,18 @@ def test_errors_of_the_file_and_of_its_sweep_come_together(write):
     assert keys == ["training.gama", "sweep.space.training.lrr"]
 
 
+def test_a_sweep_is_checked_beside_an_algorithm_that_does_not_exist(write):
+    """But for settings that only the algorithm would have: they are not known to be wrong."""
+    settings = "training.lr: {uniform: [2, 1]}, training.clip_param: {grid: [1]}"
+    text = f"  space: {{{settings}, model.hiden: {{grid: [1]}}}}\n"
+    algorithm, *others = errors(write(PPO.replace("PPO", "PPOO") + text, minimal=False))
+    assert "did you mean PPO?" in algorithm
+    assert [line.split(": ")[1] for line in others] == [
+        "sweep.space.training.lr.uniform",
+        "sweep.space.model.hiden",
+    ]
+
+
 def test_the_command_line_reaches_the_sweep(write):
     file = write(PPO + "  space: {training.lr: {grid: [1, 2]}}\n", minimal=False)
     overrides = ["sweep.seeds=3", "sweep.scheduler.use=median"]
