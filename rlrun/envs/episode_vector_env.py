@@ -107,6 +107,8 @@ class EpisodeVectorEnv(Protocol):
     def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched | None:
         """Start an episode in the environments of ``mask``, each with its own of the B ``seeds``.
 
+        As in `reset`, one with which even a rebuilt environment raises is replaced in ``seeds``.
+
         Returns:
             Present observations [B, ...], the first ones of new episodes in the rows of ``mask``;
             None if the environment resets itself in the next step, whose row is then not `valid`.
