@@ -93,14 +93,15 @@ class LearnerGroup(Learner):
             max_restarts=settings.max_num_learner_restarts,
             first_id=0,
         )
+        self._restarts_before = 0  # of a run that is resumed
         self._require_started()
         self._call("build", *self._shipped)
         self._call("join", self._call("open_store", ranks=[0]))
 
     @property
     def num_restarts(self) -> int:
-        """Learners that were started again so far."""
-        return self._hosts.num_restarts
+        """Learners that were started again so far, also before the run was resumed."""
+        return self._restarts_before + self._hosts.num_restarts
 
     def update(
         self,
@@ -145,13 +146,14 @@ class LearnerGroup(Learner):
         raise TypeError("a LearnerGroup makes its steps in update() or accumulate()")
 
     def get_state(self) -> dict[str, Any]:
-        """The optimizer's state, which is the same in all learners."""
+        """The optimizer's state, which is the same in all learners, and the number of restarts."""
         state: dict[str, Any] = self._call("call", "get_state", ranks=[0])
-        return state
+        return {**state, "num_restarts": self.num_restarts}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore all learners from a state of `get_state`."""
+        """Restore all learners from a state of `get_state`, or of a single learner."""
         self._call("call", "set_state", dict(state))
+        self._restarts_before = int(state.get("num_restarts", 0)) - self._hosts.num_restarts
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         """Load weights by name; raises ValueError if they belong to another model."""

@@ -162,12 +162,25 @@ def test_learners_are_lost_at_any_moment_and_all_have_made_each_update_once(make
     for count in (1, 2, 3):
         assert update(group) == {"num_updates": count}
         assert (group.get_weights() == count).all()
-    assert group.get_state() == {"updates": 3}
+    assert group.get_state() == {"updates": 3, "num_restarts": restarts}
     hosts = Hosts.made.hosts
     assert [host.updates for host in hosts.values()] == [3, 3, 3]
     assert all(host.group is hosts[0] for host in hosts.values())
     assert group.num_restarts == restarts
     assert not Hosts.made.stopped
+
+
+def test_restarts_are_counted_from_the_start_of_a_run_that_is_resumed(make):
+    first = make(lost={("update", 1): [1]})
+    update(first)
+    resumed = make(lost={("update", 1): [2]})
+    resumed.set_state(first.get_state())
+    update(resumed)
+    assert resumed.num_restarts == 2
+    resumed.set_state(first.get_state())  # from that point once more
+    assert resumed.num_restarts == 1
+    resumed.set_state({"updates": 3})  # of a single learner, or of an older checkpoint
+    assert resumed.num_restarts == 0
 
 
 def test_an_update_that_is_repeated_draws_the_same_random_numbers(make):
