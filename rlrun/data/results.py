@@ -15,8 +15,9 @@ from rlrun.data.media import Media
 Row = dict[str, Any]
 """Nested: text -> bool, int, float, text, None, or another such dict."""
 RETURN = "episode_return_mean"
-SUCCESS_RATE = "env_runners/success_rate"
 """Address of a run's mean return; with ``evaluation/`` before it, of the last evaluation's."""
+SUCCESS_RATE = "env_runners/success_rate"
+"""Address of the share of episodes whose last info says that they were successful."""
 
 
 def plain_row(result: Mapping[str, Any]) -> Row:

@@ -4,6 +4,7 @@ import io
 import math
 import os
 import pty
+import re
 import select
 import sys
 import time
@@ -272,7 +273,8 @@ def broken(tmp_path, monkeypatch, request):
 def test_no_panel_is_drawn_over_a_debugger(broken):
     shown = broken(30, until=b"(Pdb) ")
     assert "rlrun" in shown
-    assert shown.endswith('breaks.py(13)step()\r\n-> return "done"\r\n(Pdb) ')
+    # Python 3.13 stops at the call, earlier versions behind it.
+    assert re.search(r"breaks\.py\(1[23]\)step\(\)\r\n-> \w+.*\r\n\(Pdb\) $", shown)
     assert broken(0.6) == "", "in which two frames would be drawn"
     again = broken(30, text=b"c\n")
     assert UP not in again.partition("rlrun")[0], "the panel is drawn below the session"
