@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlrun.config.registry import import_object, wrapper_path
+from rlrun.config.registry import import_object, is_import_path, wrapper_path
 from rlrun.config.schema import UseSpec
 from rlrun.data.nested import ACTION_MASK, OBSERVATION, has_action_mask
 
@@ -39,7 +39,14 @@ class EnvWrapper:
 
 def find_wrappers(specs: Sequence[UseSpec]) -> tuple[EnvWrapper, ...]:
     """The wrappers of a setting, the innermost one first."""
-    return tuple(EnvWrapper(s.use, import_object(wrapper_path(s.use)), s.kwargs) for s in specs)
+    return tuple(EnvWrapper(s.use, import_object(wrapper_path(s.use)), _kwargs(s)) for s in specs)
+
+
+def _kwargs(spec: UseSpec) -> Mapping[str, Any]:
+    """The arguments; those of gymnasium's wrappers with tuples for lists, as shapes must be."""
+    if is_import_path(spec.use):
+        return spec.kwargs
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in spec.kwargs.items()}
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):

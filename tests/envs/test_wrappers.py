@@ -68,6 +68,12 @@ def test_wrappers_are_applied_in_their_order():
     assert made.sample()["truncateds"].sum() == 2 * 200 / 4
 
 
+def test_lists_of_a_file_are_shapes_for_wrappers_of_gymnasium():
+    """`ReshapeObservation` and `ResizeObservation` raise if their shape is a list."""
+    made = runner("CartPole-v1", env_wrappers=[{"use": "ReshapeObservation", "shape": [2, 2]}])
+    assert made.envs.single_observation_space.shape == (2, 2)
+
+
 def test_a_wrapper_that_fails_is_named():
     with pytest.raises(EnvError, match="raised by the wrapper FilterObservation"):
         runner("CartPole-v1", env_wrappers=[{"use": "FilterObservation", "filter_keys": ["a"]}])
