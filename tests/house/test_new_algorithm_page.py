@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from pages import blocks, execute, page
 
@@ -13,10 +14,11 @@ import rlrun
 from rlrun.algorithms import asynchronous
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import PhaseTimers
+from rlrun.config.registry import algorithm_class
 
 PAGE = page("new-algorithm.md")
-FILE, SNIPPET, TD3 = blocks(PAGE, "python")
-(YAML, TD3_YAML), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
+FILE, SNIPPET, TD3, ADAMW = blocks(PAGE, "python")
+(YAML, TD3_YAML, ADAMW_YAML), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
 
 
 @pytest.fixture
@@ -26,6 +28,8 @@ def folder(tmp_path):
     (tmp_path / "vpg_cartpole.yaml").write_text(YAML)
     (tmp_path / "td3.py").write_text(TD3)
     (tmp_path / "td3.yaml").write_text(TD3_YAML)
+    (tmp_path / "ppo_adamw.py").write_text(ADAMW)
+    (tmp_path / "ppo_adamw.yaml").write_text(ADAMW_YAML)
     return tmp_path
 
 
@@ -47,24 +51,44 @@ def test_its_python_runs(folder, monkeypatch, capsys):
 def test_the_names_in_its_tables_exist():
     names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
     assert len(names) > 10
-    parts = ByPolicy, PhaseTimers(), rlrun.PrioritizedReplayBuffer
+    parts = ByPolicy, PhaseTimers(), rlrun.PrioritizedReplayBuffer, rlrun.Learner
     owners = (rlrun, rlrun.Algorithm, asynchronous, *parts, builtins)
     assert [name for name in names if not any(hasattr(owner, name) for owner in owners)] == []
 
 
-def test_its_td3_is_resumed_to_the_bit(folder):
-    words = ["training={warmup: 20, train_batch_size: 10, minibatch_size: 8}", "--plain"]
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [("td3.yaml", "warmup: 20"), ("ppo_adamw.yaml", "num_epochs: 1")],
+)
+def test_its_algorithms_are_resumed_to_the_bit(folder, name, training):
+    settings = f"training={{train_batch_size: 10, minibatch_size: 8, {training}}}"
     commands = [
-        ["train", "td3.yaml", *words, "stop.env_steps=60", "--run-dir", "whole"],
-        ["train", "td3.yaml", *words, "stop.env_steps=40", "--run-dir", "halves"],
+        ["train", name, settings, "--plain", "stop.env_steps=60", "--run-dir", "whole"],
+        ["train", name, settings, "--plain", "stop.env_steps=40", "--run-dir", "halves"],
         ["train", "--resume", "halves", "stop.env_steps=60", "--plain"],
     ]
     # In one process, as the first step of torch's own optimizers imports for seconds.
     call = "app(words, standalone_mode=False)"
     run(folder, "-c", f"from rlrun.cli.main import app\nfor words in {commands}: {call}")
     for file in ("weights.safetensors", "state.safetensors"):
-        paths = [folder / name / "checkpoints/latest" / file for name in ("whole", "halves")]
+        paths = [folder / run_dir / "checkpoints/latest" / file for run_dir in ("whole", "halves")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_its_weight_decay_shrinks_weights(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    weights = {}
+    for decay in (0, 1):
+        settings = ["train_batch_size=128", "num_epochs=1", "lr=0.1", f"weight_decay={decay}"]
+        experiment = rlrun.load_experiment(
+            folder / "ppo_adamw.yaml", [f"training.{setting}" for setting in settings]
+        )
+        algorithm = algorithm_class(experiment.algorithm)(experiment)
+        before = algorithm.learner.get_weights().copy()
+        algorithm.train()
+        weights[decay] = algorithm.learner.get_weights()
+        algorithm.stop()
+    np.testing.assert_allclose(weights[1], weights[0] - 0.1 * before, atol=1e-6)
 
 
 @pytest.mark.learning
