@@ -480,6 +480,21 @@ def test_callbacks_that_fail_to_change_a_batch_end_the_run(built):
         algorithm.train()
 
 
+class Bonus(Callbacks):
+    def on_learn_on_batch(self, algorithm, policy_id, batch):
+        batch[col.REWARDS] = batch[col.REWARDS] + np.float32(100)
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, LSTM", "IMPALA"])
+def test_a_bonus_is_in_the_value_targets_and_not_in_the_returns(built, name):
+    """With gamma 0 targets are rewards: CartPole's 1, and 100; values begin near 0."""
+    config = tiny.ALGORITHMS[name]().environment("CartPole-v1").training(gamma=0.0, lr=1e-9)
+    algorithm = built(config.callbacks(f"{__name__}:Bonus"))
+    assert learner_stats(algorithm)["vf_loss"] == pytest.approx(101**2 / 2, rel=0.02)
+    result = algorithm.train()
+    assert result["episode_return_mean"] == result["episode_len_mean"]
+
+
 class Dropping(Callbacks):
     def on_learn_on_batch(self, algorithm, policy_id, batch):
         del batch[col.NEXT_OBS]
