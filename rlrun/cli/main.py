@@ -146,6 +146,9 @@ def main() -> None:
     faulthandler.enable(2)  # shows where an environment's C code crashes
     if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows the place of a call that ignores Ctrl-C
         faulthandler.register(signal.SIGQUIT, file=2, chain=True)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) is signal.SIG_DFL:  # as Ctrl-C, before a run defers them
+            signal.signal(number, signal.default_int_handler)
     _show_exits()
     code: Any
     try:

@@ -146,7 +146,7 @@ class Interrupts:
 
     Before that, for the second signal, and in a call of an environment that does not return, it
     raises KeyboardInterrupt. It has no effect outside the main thread, where Python delivers no
-    signals.
+    signals. SIGHUP stays ignored under `nohup`.
     """
 
     def __init__(self, on_first: Callable[[str], None] = lambda name: None) -> None:
@@ -180,7 +180,9 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING_SIGNALS:
-                self._previous[number] = signal.getsignal(number)
+                handler = signal.getsignal(number)
+                if number != signal.SIGHUP or handler != signal.SIG_IGN:
+                    self._previous[number] = handler
         self._install()
         return self
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,3 +240,14 @@ def test_interruption_is_exit_130(train, monkeypatch):
     code, out, _ = train("fake.yaml", "--run-dir", "run", "--quiet")
     assert code == 130
     assert "rlrun train --resume run" in out
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
+def test_a_signal_before_the_run_begins_is_exit_130_too(tmp_path, name):
+    """A scheduler's script that requeues a job on 130 requeues it."""
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import signal\nsignal.raise_signal(signal.{name})"
+    )
+    words = ["train", "--algorithm", "PPO", "--env", "slow_to_import:make", "stop.env_steps=1"]
+    ended = subprocess.run([sys.executable, "-m", "rlrun", *words], cwd=tmp_path, check=False)
+    assert ended.returncode == 130

@@ -114,3 +114,16 @@ def test_runs_that_go_on_side_by_side_leave_the_handler_that_was_there():
         second.__enter__()
     second.__exit__()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_under_nohup_continues_after_sighup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            interrupts.defer()
+            signal.raise_signal(signal.SIGHUP)
+            assert not interrupts.look()
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupts.look()
+    finally:
+        signal.signal(signal.SIGHUP, before)
