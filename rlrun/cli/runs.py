@@ -107,6 +107,7 @@ def show(
     rlrun show runs/ppo_cartpole --svg panel.svg
     """
     from rlrun.experiment.report.run_lines import show_lines, to_json
+    from rlrun.experiment.report.tables import printable
     from rlrun.experiment.run_index import find_entry, header_of
 
     entry = find_entry(run)
@@ -119,8 +120,10 @@ def show(
         with_folder(svg).write_text(drawn, encoding="utf-8")
         typer.echo(svg)
         return
-    text = json_module.dumps(to_json(entry), allow_nan=False) if json else show_lines(entry)
-    typer.echo(text if isinstance(text, str) else "\n".join(text))
+    if json:
+        typer.echo(json_module.dumps(to_json(entry), allow_nan=False))
+    else:
+        typer.echo(printable("\n".join(show_lines(entry))))
 
 
 def diff(first: Run, second: Run, *, json: Json = False) -> None:
@@ -130,6 +133,7 @@ def diff(first: Run, second: Run, *, json: Json = False) -> None:
     """
     from rlrun.config.problems import InputError
     from rlrun.experiment.report.run_lines import difference_lines, differences
+    from rlrun.experiment.report.tables import printable
     from rlrun.experiment.run_index import find_entry
 
     left, right = find_entry(first), find_entry(second)
@@ -139,7 +143,7 @@ def diff(first: Run, second: Run, *, json: Json = False) -> None:
     if json:
         typer.echo(json_module.dumps(differences(left, right), allow_nan=False))
     else:
-        typer.echo("\n".join(difference_lines(left, right)))
+        typer.echo(printable("\n".join(difference_lines(left, right))))
 
 
 def rerun(

@@ -201,6 +201,21 @@ def test_two_runs_differ_in_settings_and_results(rlrun, make_run):
     assert ["env_steps", "26,624", "1,000"] in [line.split() for line in shown.splitlines()]
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_foreign_folder_steers_no_terminal(rlrun, make_run, monkeypatch, is_terminal):
+    """Neither by escape codes nor by rich's markup, in names and in what its files say."""
+    folder = make_run("runs/exp/a[red]\x1b]0;title\x07")
+    meta = (folder / "meta.json").read_text().replace("its reason", r"\u001b[2Jreason\u202e")
+    (folder / "meta.json").write_text(meta)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    for words in (["ls"], ["du"], ["show", folder], ["diff", folder, folder]):
+        out = rlrun(*words)[1]
+        assert "a[red]\\x1b]0;title\\x07" in out
+        assert all(each.isprintable() for line in out.splitlines() for each in line)
+    assert r"\x1b[2Jreason\u202e" in rlrun("show", folder)[1]
+
+
 def test_disk_use_adds_up(rlrun, make_sweep, make_run):
     make_sweep("runs/exp/s")
     (make_run("runs/exp/a") / "checkpoints/000001").mkdir(parents=True)

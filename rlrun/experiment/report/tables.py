@@ -49,20 +49,30 @@ class Table:
     def drawn(self, style_of: Callable[[Cells], str | None]) -> Any:
         """The table as a rich renderable; ``style_of`` gives the style of a row."""
         from rich.table import Table as RichTable
+        from rich.text import Text
 
         drawn = RichTable(box=None, pad_edge=False, header_style="bright_black")
         for head in self.heads:
             side: Literal["left", "right"] = "right" if head in self.numeric else "left"
             drawn.add_column(head, justify=side, overflow="fold")  # names stay whole
         for row in self.rows:
-            drawn.add_row(*row, style=style_of(row))
+            drawn.add_row(*map(Text, row), style=style_of(row))  # a str would be rich's markup
         return drawn
+
+
+def printable(text: str) -> str:
+    """The text with escapes for control characters, with which a folder could steer a terminal."""
+    return "".join(
+        each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text
+    )
 
 
 def print_table(table: Table, style_of: Callable[[Cells], str | None]) -> None:
     """Print a table to stdout, in colour if that is a terminal."""
     if sys.stdout is None:  # closed by the shell
         return
+    rows = [tuple(map(printable, row)) for row in table.rows]
+    table = Table(table.heads, rows, table.numeric)
     if sys.stdout.isatty():
         from rich.console import Console
 
