@@ -9,6 +9,7 @@ weights are from.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ _STEPS_KEPT = 64  # after which the steps that no view looks at are dropped
 
 class ActingPolicy:
     """Chooses actions from raw observations, as evaluation does; learns nothing.
+
+    Calls from several threads wait for each other; a policy with memory needs one object for each
+    session, or one of B environments.
 
     Args:
         connectors: between the environments and the policy, made for B slots.
@@ -60,6 +64,7 @@ class ActingPolicy:
             connectors, settings, num_slots=num_envs, explore=explore, collects=False
         )
         self._rng = np.random.default_rng(seed)
+        self._lock = Lock()  # the actor has one current step
         self._begin_fragment()
         self._next_id = num_envs
         self._steps = 0
@@ -83,34 +88,44 @@ class ActingPolicy:
         """
         if self.num_envs != 1:
             raise ValueError(f"the policy acts in {self.num_envs} environments: compute_actions()")
-        space = self.observation_space
-        empty: Any = create_empty_array(space, 1)
-        try:
-            batch = stack_observations(space, [observation], empty)
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(observation_problem(space, observation) or str(error)) from None
-        actions = self.compute_actions(batch, np.array([reward]))
+        actions = self.compute_actions([observation], np.array([reward]))
         return next(iter(iterate(batch_space(self.action_space, 1), actions)))
 
     def compute_actions(self, observations: Any, rewards: Any = None) -> Any:
         """The actions for the observations of all environments.
 
         Args:
-            observations: batched as gymnasium's vector environments do, ``[B, ...]``.
+            observations: batched as gymnasium's vector environments do, ``[B, ...]``, or a list.
             rewards: of the actions before, ``[B]``; None: 0.
 
         Returns:
             The environments' actions, batched.
 
         Raises:
-            ValueError: the observations are of another number of environments.
+            ValueError: the observations are of another number of environments, or one in a list is
+                of another form than the space.
         """
+        if isinstance(observations, list):
+            observations = self._stack(observations)
         if num_rows(observations) != self.num_envs:
             raise ValueError(
                 f"there are {num_rows(observations)} observations, of {self.num_envs} environments"
             )
-        actor, begins = self._actor, self._begins
         rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
+        with self._lock:
+            return self._actor.to_env(self._act(observations, rewards))
+
+    def _stack(self, observations: list[Any]) -> Any:
+        space = self.observation_space
+        empty: Any = create_empty_array(space, len(observations))
+        try:
+            return stack_observations(space, observations, empty)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            problems = (observation_problem(space, each) for each in observations)
+            raise ValueError(next(filter(None, problems), str(error))) from None
+
+    def _act(self, observations: Any, rewards: NDArray[np.float64]) -> Any:
+        actor, begins = self._actor, self._begins
         if self._steps:
             step = SlotStep(
                 rewards=rewards,
@@ -125,8 +140,7 @@ class ActingPolicy:
             actor.discard()
             self._begin_fragment()
         self._steps += 1
-        actions = actor.act(Due())
-        return actor.to_env(actions)
+        return actor.act(Due())
 
     def _begin_fragment(self) -> None:
         self._actor.begin_fragment(frozenset())

@@ -1,6 +1,8 @@
 """Policies that act for environments of the caller's: as in evaluation, from a checkpoint too."""
 
+import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import numpy as np
@@ -265,3 +267,27 @@ def test_what_cannot_be_acted_on_is_named(built):
         policy.compute_single_action(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="2 observations, of 1 environments"):
         policy.compute_actions(np.zeros((2, 4), np.float32))
+
+
+def test_threads_that_share_a_policy_get_the_actions_for_their_own_observations(built):
+    policy = built(PPOConfig().environment("Pendulum-v1")).acting_policy()
+    observations = [policy.observation_space.sample() for _ in range(200)]
+    alone = [policy.compute_single_action(each) for each in observations]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(policy.compute_single_action, observations))
+    finally:
+        sys.setswitchinterval(interval)
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_observations_may_be_listed(built):
+    policy = built(PGConfig().environment("CartPole-v1")).acting_policy(num_envs=2)
+    observations = np.float32([[0.1, 0, 0, 0], [0, 0, -0.1, 0]])
+    actions = policy.compute_actions(observations)
+    np.testing.assert_array_equal(policy.compute_actions(list(observations)), actions)
+    np.testing.assert_array_equal(policy.compute_actions(observations.tolist()), actions)
+    with pytest.raises(ValueError, match=r"shape \(3,\), but the space has \(4,\)"):
+        policy.compute_actions([observations[0], np.zeros(3, np.float32)])
