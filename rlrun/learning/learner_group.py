@@ -81,6 +81,7 @@ class LearnerGroup(Learner):
         # Before its parameters become views of one vector.
         self._shipped = ray.put(module), training, settings
         super().__init__(module, training, settings)
+        self._unused_optimizer = self.optimizer
         number = settings.num_learners
         host_class: Any = ray.remote(
             num_cpus=settings.num_cpus_per_learner,
@@ -166,6 +167,9 @@ class LearnerGroup(Learner):
 
     def _improve(self, method: str, *arguments: Any) -> Any:
         """Call a method that takes gradient steps; repeat it after learners were replaced."""
+        if self.optimizer is not self._unused_optimizer:
+            message = "learners in actors have that of training.optimizer"
+            raise TypeError(f"an optimizer of your own needs learners.num_learners: 0; {message}")
         seed = int(torch.randint(2**32, ()))  # from this process's generator, which is seeded
         while True:
             self._call("begin", seed)

@@ -394,6 +394,12 @@ def test_a_group_makes_no_steps_of_its_own(two):
         two.apply_gradients(0.1)
 
 
+def test_an_optimizer_that_the_learners_do_not_have_is_refused(two, monkeypatch):
+    monkeypatch.setattr(two, "optimizer", object())
+    with pytest.raises(TypeError, match=r"needs learners\.num_learners: 0"):
+        two.accumulate([], 1, a2c_loss, A2C, lr=0.1)
+
+
 def test_learners_that_do_not_fit_are_named_with_what_was_found():
     def check(available, **learners):
         preflight(EnvRunnersConfig(), available, learners=LearnersConfig(**learners))
