@@ -40,6 +40,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     """
     from rlrun.experiment.compare import show
     from rlrun.experiment.compare.comparison import compare as compare_runs
+    from rlrun.experiment.report.tables import printable
 
     if json and csv:
         raise typer.BadParameter("--json and --csv exclude each other")
@@ -55,4 +56,4 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     elif csv:
         typer.echo(show.to_csv(found), nl=False)
     else:
-        typer.echo("\n".join(show.text_lines(found)))
+        typer.echo(printable("\n".join(show.text_lines(found))))
