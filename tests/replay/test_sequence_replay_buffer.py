@@ -124,11 +124,13 @@ def test_a_state_of_another_burn_in_begins_sequences_with_the_present_one():
     num_agents=st.sampled_from([1, 5]),
 )
 def test_an_episode_is_sampled_whole_or_not_at_all(seed, capacity, lengths, num_agents):
-    """Agents of several do not act in each step, but one of them acts in the first."""
+    """Agents of several do not act in each step."""
     experience = Experience(seed, num_agents=num_agents)
     buffer, resumed = (ItemReplayBuffer(capacity, unit="episodes") for _ in range(2))
     for size in lengths:
-        buffer.add(experience.batch(size))
+        batches = experience.batches(size).policy_batches
+        if "a" in batches:  # no agent of the policy acted otherwise
+            buffer.add(batches["a"])
     rows = experience.rows["a"]
     followed = {row.episode for row in rows if not row.t}
     firsts = {row[:3]: i for i, row in reversed([*enumerate(rows)]) if row.episode in followed}
