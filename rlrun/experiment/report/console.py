@@ -190,7 +190,7 @@ def make_console(
     return LineConsole(header) if style == "lines" else RunConsole()
 
 
-SHOWN = COUNTERS | {RETURN, "evaluation/episode_return_mean"}
+_SHOWN = COUNTERS | {RETURN, "evaluation/episode_return_mean"}
 """Numbers that have a place of their own in a line, or need none."""
 
 
@@ -215,7 +215,7 @@ def result_line(state: ConsoleState) -> str:
         parts.append(f"evaluation {evaluated:,.2f}")
     for address in dict.fromkeys((SUCCESS_RATE, "evaluation/success_rate", *state.goals)):
         value = state.value(address)
-        if value is not None and address not in SHOWN:
+        if value is not None and address not in _SHOWN:
             parts.append(f"{address.removeprefix('env_runners/')} {number(value)}")
     parts.append(clock_time(state.elapsed_s))
     return "  ".join(parts)
