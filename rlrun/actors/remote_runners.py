@@ -223,7 +223,7 @@ class RemoteRunners:
         again, tolerance = [], self._tolerance
         for result in failures:
             index, tolerated = result.actor_id, self._is_tolerated(result, fragment)
-            what = _what(result)
+            what = _in_one_line(result)
             if tolerated and tolerance.restart_failed_env_runners:
                 if self.actors.can_restart(index):
                     _log.warning("env runner %d is restarted: %s", index, what)
@@ -351,7 +351,7 @@ class RemoteRunners:
             for result in failures:
                 if not self._is_tolerated(result, _OF_NO_FRAGMENT):
                     raise _failure(result) from None
-                _log.warning("env runner %d fails again: %s", result.actor_id, _what(result))
+                _log.warning("env runner %d fails again: %s", result.actor_id, _in_one_line(result))
                 self.states.restarts[_cause(result)] += 1
             left = [result.actor_id for result in failures]
 
@@ -565,8 +565,8 @@ def _cause(result: CallResult) -> str:
     return "died" if result.actor_failed else "env_error"
 
 
-def _what(result: CallResult) -> str:
-    """One line about a failure."""
+def _in_one_line(result: CallResult) -> str:
+    """What has failed."""
     if result.actor_failed:
         return "its process died"
     return (str(result.error).splitlines() or [type(result.error).__name__])[-1]

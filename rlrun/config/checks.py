@@ -436,7 +436,6 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
 _CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
-_NO_REMOTE = {"num_env_runners": 0, "evaluation.num_env_runners": 0}
 _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("model", {"use_lstm": False, "use_gru": False, "use": None}, _OF_A_MEMORY),
     (
@@ -464,13 +463,30 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
         ("use_worker_filter_stats", "update_worker_filter_stats"),
     ),
     ("env_runners", dict.fromkeys(_CONNECTORS, ()), ("episode_lookback_horizon",)),
-    ("env_runners", {"disable_env_checking": True}, ("observation_check_interval",)),
-    ("env_runners", {"disable_env_checking": True}, ("observations_out_of_bounds",)),
+    (
+        "env_runners",
+        {"disable_env_checking": True},
+        ("observation_check_interval", "observations_out_of_bounds"),
+    ),
     ("env_runners", {"observation_check_interval": None}, ("observations_out_of_bounds",)),
-    ("env_runners", {"num_env_runners": 0}, ("compress_observations", "sample_timeout_s")),
-    ("env_runners", {"num_env_runners": 0}, ("max_requests_in_flight_per_env_runner",)),
-    ("env_runners", _NO_REMOTE, ("num_cpus_per_env_runner", "custom_resources_per_env_runner")),
-    ("env_runners", _NO_REMOTE, ("validate_env_runners_after_construction",)),
+    (
+        "env_runners",
+        {"num_env_runners": 0},
+        (
+            "compress_observations",
+            "sample_timeout_s",
+            "max_requests_in_flight_per_env_runner",
+        ),
+    ),
+    (
+        "env_runners",
+        {"num_env_runners": 0, "evaluation.num_env_runners": 0},
+        (
+            "num_cpus_per_env_runner",
+            "custom_resources_per_env_runner",
+            "validate_env_runners_after_construction",
+        ),
+    ),
 )
 """Section, its switches with the values for off, and the settings without effect if all are off.
 Switches of another section have its name before a dot."""

@@ -43,7 +43,7 @@ def find_wrappers(specs: Sequence[UseSpec]) -> tuple[EnvWrapper, ...]:
 
 
 def _kwargs(spec: UseSpec) -> Mapping[str, Any]:
-    """The arguments; those of gymnasium's wrappers with tuples for lists, as shapes must be."""
+    """The arguments of a wrapper. Gymnasium's wrappers need tuples, and a file has lists."""
     if is_import_path(spec.use):
         return spec.kwargs
     return {k: tuple(v) if isinstance(v, list) else v for k, v in spec.kwargs.items()}

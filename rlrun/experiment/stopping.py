@@ -54,20 +54,30 @@ class Reached(Criterion):
 
 
 class StopCriteria:
-    """All criteria of a run; the first that is reached ends it."""
+    """All criteria of a run; the first that is reached ends it.
+
+    Attributes:
+        latest: the criteria's last known values, by address; evaluations are not in every result.
+    """
 
     def __init__(self, stop: Mapping[str, float], *, smoothing_episodes: int) -> None:
         self.criteria = tuple(Criterion(address, bound) for address, bound in stop.items())
         self.smoothing_episodes = smoothing_episodes
-        self._latest: dict[str, float] = {}  # evaluations are not in every result
+        self.latest: dict[str, float] = {}
 
-    def reached(self, result: Mapping[str, Any]) -> list[Reached]:
-        """The criteria that ``result`` has reached; null reaches none."""
-        found = []
+    def note(self, result: Mapping[str, Any]) -> None:
+        """Keep the values that a result has for the criteria."""
         for criterion in self.criteria:
             value = number_at(result, criterion.address)
             if value is not None:
-                self._latest[criterion.address] = value
+                self.latest[criterion.address] = value
+
+    def reached(self, result: Mapping[str, Any]) -> list[Reached]:
+        """Note a result, and return the criteria that it has reached; null reaches none."""
+        self.note(result)
+        found = []
+        for criterion in self.criteria:
+            value = number_at(result, criterion.address)
             if value is None or value < criterion.bound:
                 continue
             if counts_already(criterion.address, result, self.smoothing_episodes):
@@ -80,7 +90,7 @@ class StopCriteria:
         texts = []
         for criterion in self.criteria:
             if criterion.address not in done:
-                value = self._latest.get(criterion.address)
+                value = self.latest.get(criterion.address)
                 got = "unknown" if value is None else number(value)
                 texts.append(f"{criterion.address} {got} of {number(criterion.bound)}")
         return texts
@@ -113,8 +123,10 @@ class StopCriteria:
                 inside = ", ".join(f"{address}/{key}" for key in list(value)[:4])
                 problems.append(f"{setting}: {address}: a group, not a number; it has {inside}")
             elif address in _SAMPLED and not value and result.get("agent_steps_trained"):
-                message = "the first iteration has learned but counted none; self.sample() counts"
-                _log.warning("%s.%s: %s them", setting, address, message)
+                message = (
+                    "%s.%s: the first iteration learned and counted no steps; use self.sample()"
+                )
+                _log.warning(message, setting, address)
         if problems:
             raise InputError("\n".join(problems))
 

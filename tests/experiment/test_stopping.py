@@ -82,7 +82,7 @@ def test_steps_that_are_learned_from_and_not_counted_are_warned_of(
     first = {"env_steps": counted, "training_iteration": 1, "agent_steps_trained": learned}
     stop = {"env_steps": 100, "training_iteration": 5}
     StopCriteria(stop, smoothing_episodes=1).check_keys(first)
-    said = ["stop.env_steps: the first iteration has learned but counted none"]
+    said = ["stop.env_steps: the first iteration learned and counted no steps"]
     assert [text.partition(";")[0] for text in caplog.messages] == said * warned
 
 

@@ -27,11 +27,7 @@ from rlrun.policies.q_policy import build_q_policy
 from rlrun.policies.sac_policy import build_sac_policy
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import (
-    RunnerCallbacks,
-    RunnerSpec,
-    SampleRequest,
-)
+from rlrun.sampling.runner_messages import RunnerCallbacks, RunnerSpec, SampleRequest
 
 
 @settings(max_examples=40, deadline=None)

@@ -213,7 +213,9 @@ def result_line(state: ConsoleState) -> str:
     evaluated = state.value("evaluation/episode_return_mean")
     if evaluated is not None:
         parts.append(f"evaluation {evaluated:,.2f}")
-    for address in dict.fromkeys((SUCCESS_RATE, "evaluation/success_rate", *state.goals)):
+    for address in dict.fromkeys(
+        (SUCCESS_RATE, "evaluation/success_rate", *state.header.stop.latest)
+    ):
         value = state.value(address)
         if value is not None and address not in _SHOWN:
             parts.append(f"{address.removeprefix('env_runners/')} {number(value)}")

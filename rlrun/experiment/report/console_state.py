@@ -46,8 +46,6 @@ class ConsoleState:
         """Recent seconds per iteration by phase, in the result's order."""
         self.evaluation: tuple[int, float, float | None] | None = None
         """Iteration, mean return and standard deviation of the last evaluation."""
-        self.goals: dict[str, float] = {}
-        """Latest values of the stop criteria; evaluations are not in every result."""
         self.saved: str | None = None
         """Name of the newest checkpoint."""
         self.best_saved: str | None = None
@@ -63,11 +61,11 @@ class ConsoleState:
         """Update from a result."""
         now = self._clock()
         self.result = result
+        self.header.stop.note(result)
         for criterion in self.header.stop.criteria:
             value = number_at(result, criterion.address)
             if value is not None:
                 self._first.setdefault(criterion.address, (now, value))
-                self.goals[criterion.address] = value
         mean = number_at(result, RETURN)
         if mean is not None:
             self._remember_return(mean, result)
@@ -114,9 +112,9 @@ class ConsoleState:
 
     def share(self, criterion: Criterion) -> float:
         """Share of the way to the bound, 0 to 1, from 0 or, for returns, from the first value."""
-        value = self.goals.get(criterion.address)
-        if value is None:
+        if criterion.address not in self._first:
             return 0.0
+        value = self.header.stop.latest[criterion.address]
         counter = criterion.address in COUNTERS
         start = 0.0 if counter else self._first[criterion.address][1]
         if criterion.bound <= start:

@@ -136,7 +136,7 @@ def _criteria(state: ConsoleState, room: int) -> list[tuple[str, Text]]:
     names = [criterion.address for criterion in criteria]
     goals = []
     for criterion in criteria:
-        value = state.goals.get(criterion.address)
+        value = state.header.stop.latest.get(criterion.address)
         goals.append(f"{'-' if value is None else number(value)} / {number(criterion.bound)}")
     times = [state.left_s(criterion) for criterion in criteria]
     lefts = ["" if left is None else f"~{clock_time(left)}" for left in times]
