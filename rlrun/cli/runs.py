@@ -193,7 +193,11 @@ def rm(
     if not yes:
         print_table(list_table(entries, RUNS, members=False), style_of)
         question = f"Remove {'this run' if len(entries) == 1 else f'these {len(entries)} runs'}?"
-        typer.confirm(question, abort=True)
+        try:
+            typer.confirm(question, abort=True)
+        except typer.Abort:
+            typer.echo("nothing was removed; --yes removes without asking", err=True)
+            raise
     for entry in entries:
         remove(entry.path)
         typer.echo(f"removed {entry.path}")

@@ -234,8 +234,10 @@ def test_removing_asks_and_leads_latest_to_the_newest_that_is_left(rlrun, make_r
         make_run(f"runs/exp/{name}", hour=hour)
     latest = Path("runs/exp/latest")
     latest.symlink_to("c")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
-    assert rlrun("rm", "exp/latest")[0] == 1
+    for answer in ("n\n", ""):  # with no answer, stdin is /dev/null
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        code, _, err = rlrun("rm", "exp/latest")
+        assert (code, "--yes removes without asking" in err) == (1, True)
     assert len(listed(rlrun)) == 3
     assert rlrun("rm", "--yes", "exp/latest")[0] == 0
     assert latest.resolve().name == "b"
