@@ -145,8 +145,8 @@ def _policy_spaces(
         require_spaces(agent, policy_id, spaces, found.setdefault(policy_id, spaces))
     if (in_training := mapping.in_training) is not None:
         for agent in env.possible_agents:
-            with suppress(Exception):  # the mapping of training need not know this agent
-                spaces = env.observation_spaces[agent], env.action_spaces[agent]
+            spaces = env.observation_spaces[agent], env.action_spaces[agent]
+            with suppress(Exception):  # the user's mapping of training need not know this agent
                 found.setdefault(in_training.policy_of(agent, episode), spaces)
     for policy_id, settings in policies.items():
         if settings.like is not None:
