@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.text import Text
-
     from rlrun.config.problems import Problem
 
 FINISHED = 0
@@ -39,28 +37,26 @@ def report(error: BaseException) -> int:
     message, and any other with the user's part of its traceback, if there is one; the run's log has
     the whole traceback. A note, such as how to resume the run, comes last.
     """
-    from rich.text import Text
-
     from rlrun.config.problems import ConfigError, user_traceback
 
     if isinstance(error, ConfigError):
         report_problems(error.problems, style="red")
         count = len(error.problems)
-        _print(Text(f"{count} problem{'s' if count != 1 else ''}", style="bold red"))
+        _print((f"{count} problem{'s' if count != 1 else ''}", "bold red"))
         return INPUT_WRONG
     code: int = getattr(error, "exit_code", RUN_FAILED)
     notes, error.__notes__ = getattr(error, "__notes__", []), []
     if code == INPUT_WRONG:
-        _print(Text("\n".join([str(error), *notes]), style="red"))
+        _print(("\n".join([str(error), *notes]), "red"))
         return code
     # The text of an error with an exit code starts with the traceback of the user's code; rlrun's
     # frames would not help.
     is_explained = hasattr(error, "exit_code")
     if isinstance(error, OSError) and error.errno in _REFUSALS:
-        _print(Text("\n".join([_refusal(error), *notes[-1:]]), style="red"))
+        _print(("\n".join([_refusal(error), *notes[-1:]]), "red"))
         return code
     sys.stderr.write(f"{error}\n" if is_explained else user_traceback(error))
-    _print(Text(notes[-1] if notes else f"failed: {type(error).__name__}", style="red"))
+    _print((notes[-1] if notes else f"failed: {type(error).__name__}", "red"))
     return code
 
 
@@ -72,20 +68,22 @@ def _refusal(error: OSError) -> str:
 
 def report_problems(problems: "Iterable[Problem]", *, style: str, prefix: str = "") -> None:
     """Print problems to stderr, each on one unwrapped line."""
-    from rich.text import Text
-
     for problem in problems:
         origin, key = str(problem.origin), problem.key
-        line = Text.assemble(
+        _print(
             (prefix, style),
-            (f"{origin}: ", "dim") if origin else "",
-            (f"{key}: ", "bold") if key else "",
+            (f"{origin}: " if origin else "", "dim"),
+            (f"{key}: " if key else "", "bold"),
             (problem.message, style),
         )
-        _print(line)
 
 
-def _print(text: "Text") -> None:
+def _print(*parts: tuple[str, str]) -> None:
+    """Print texts, each in its style, as one; a run folder's texts cannot steer the terminal."""
     from rich.console import Console
+    from rich.text import Text
 
+    from rlrun.experiment.report.tables import printable
+
+    text = Text.assemble(*((printable(part), style) for part, style in parts))
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)

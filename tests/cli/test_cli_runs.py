@@ -216,6 +216,19 @@ def test_a_foreign_folder_steers_no_terminal(rlrun, make_run, monkeypatch, is_te
     assert r"\x1b[2Jreason\u202e" in rlrun("show", folder)[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("config.yaml", ["check"]), ("config.yaml", ["train", "--resume"]), ("meta.json", ["rollout"])],
+)
+def test_what_is_wrong_with_a_foreign_folder_steers_no_terminal(rlrun, make_run, name, words):
+    folder = make_run("runs/exp/a\x1b]0;title\x07")
+    with (folder / name).open("a") as file:
+        file.write('"\\e[2J": 1\n')
+    code, _, err = rlrun(*words, folder)
+    assert code == 2
+    assert all(each.isprintable() for line in err.splitlines() for each in line)
+
+
 def test_disk_use_adds_up(rlrun, make_sweep, make_run):
     make_sweep("runs/exp/s")
     (make_run("runs/exp/a") / "checkpoints/000001").mkdir(parents=True)
