@@ -15,7 +15,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -341,9 +340,11 @@ def _what_is_left() -> str:
     """The resources that Ray needs to start, and how much of each this machine has left."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = [f"{os.getloadavg()[0]:.1f} processes wait for {_local_cpus():g} CPUs"]
-    for name, path in (("shared memory", "/dev/shm"), ("disk", tempfile.gettempdir())):
+    rays_folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    for name, path in (("shared memory", "/dev/shm"), ("disk", rays_folder)):
         with suppress(OSError):
-            left.append(f"{shutil.disk_usage(path).free / 2**20:,.0f} MiB of {name} in {path}")
+            there = f"{shutil.disk_usage(path).free / 2**20:,.0f} MiB of {name} in {path}"
+            left.append(there if os.access(path, os.W_OK) else f"{there}, which cannot be written")
     with suppress(ValueError, OSError):
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         left.append(f"{memory / 2**20:,.0f} MiB of memory")

@@ -156,7 +156,7 @@ def test_an_error_of_a_call_that_was_given_up_is_not_printed(local_ray: None) ->
 
 
 def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import ray
 
@@ -166,12 +166,15 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
 
     for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
         monkeypatch.setattr(ray, name, function)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(RayStartError) as caught:
         ray_runtime.start_ray(settings(), start_timeout_s=90)
     assert caught.value.exit_code == 1
     first, second = str(caught.value).splitlines()
     assert first.endswith("env_runner_start_timeout_s=90: The current node timed out.")
     assert re.search(r"wait for \d+ CPUs, .* MiB of disk .*, a limit of .* open files", second)
+    assert f"MiB of disk in {tmp_path}, which cannot be written" in second
 
 
 @pytest.mark.parametrize("mode", [None, "token"])
