@@ -1,7 +1,9 @@
 """``rlrun check``: validate experiment files and show the resolved settings."""
 
+import json as json_module
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -9,7 +11,7 @@ from rlrun.cli import errors
 from rlrun.cli.arguments import complete_files, is_override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rlrun.algorithms.algorithm import Algorithm
     from rlrun.config.loader import Loaded
@@ -21,14 +23,17 @@ def check(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE... [KEY=VALUE ...]",
-            help="Files or run folders, then overrides.",
+            metavar="FILE_OR_FOLDER... [KEY=VALUE ...]",
+            help="Files, or folders whose YAML files are checked, then overrides.",
             autocompletion=complete_files,
         ),
     ],
     show: Annotated[
         bool,
         typer.Option("--show", help="Print the resolved config with the origin of each value."),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the problems and warnings of each file as JSON.")
     ] = False,
 ) -> None:
     """Check experiment files without training, and print all errors of all files.
@@ -38,49 +43,95 @@ def check(
     """
     from rlrun.config.dump import show_yaml
     from rlrun.config.group import group_overrides
+    from rlrun.config.problems import ConfigError
+
+    overrides = [text for text in arguments if is_override(text)]
+    names = [text for text in arguments if text not in overrides]
+    if not names:
+        raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
+    if show and json:
+        raise typer.BadParameter("--show prints YAML; leave out either --show or --json")
+    words = group_overrides(overrides) or overrides
+    problems: list[Problem] = []
+    failed, rows = errors.FINISHED, []
+    for file in (file for name in names for file in _files(name)):
+        checked = _check(file, words)
+        problems += checked.problems
+        if checked.error is not None:
+            failed = errors.report(checked.error)
+        if json:
+            rows.append(checked.plain())
+        elif checked.loaded is not None and not (checked.problems or checked.error):
+            experiment, warnings = checked.loaded.experiment, checked.loaded.warnings
+            errors.report_problems(warnings, style="yellow", prefix="warning: ")
+            if show:
+                typer.echo(show_yaml(experiment, checked.loaded.origin), nl=False)
+            else:
+                typer.echo(f"{file}: ok, {experiment.algorithm} on {experiment.env.use}")
+    if json:
+        typer.echo(json_module.dumps(rows))
+        raise typer.Exit(errors.INPUT_WRONG if problems else failed)
+    if problems:
+        raise ConfigError(dict.fromkeys(problems))
+    raise typer.Exit(failed)
+
+
+def _files(name: str) -> list[str]:
+    """The file of this name; of a folder, such as a run's, the YAML files in it."""
+    inside = sorted(os.listdir(name)) if os.path.isdir(name) else []
+    found = [os.path.join(name, each) for each in inside if each.endswith((".yaml", ".yml"))]
+    return found or [name]
+
+
+class _Checked(NamedTuple):
+    """What was found in a file."""
+
+    file: str
+    loaded: "Loaded | None"
+    problems: "tuple[Problem, ...]" = ()
+    error: Exception | None = None
+    """Raised by code of the environment or the networks, or because the code is not trusted."""
+
+    def plain(self) -> dict[str, Any]:
+        """The problems and warnings as plain values, the error as one of the problems."""
+        from rlrun.config.problems import Origin, Problem
+
+        problems = list(self.problems)
+        if self.error is not None:
+            message = f"{type(self.error).__name__}: {self.error}"
+            problems.append(Problem(Origin(self.file), "", message))
+        return {
+            "file": self.file,
+            "problems": [asdict(problem) for problem in problems],
+            "warnings": [asdict(each) for each in self.loaded.warnings] if self.loaded else [],
+        }
+
+
+def _check(file: str, overrides: "Sequence[str]") -> _Checked:
+    """Load a file, and build what it describes."""
     from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError
     from rlrun.config.sweep import is_sweep
     from rlrun.config.trust import TrustError
     from rlrun.experiment.sweep.points import check_points
 
-    overrides = [text for text in arguments if is_override(text)]
-    files = [text for text in arguments if text not in overrides]
-    if not files:
-        raise typer.BadParameter("name a FILE, such as configs/ppo_cartpole.yaml")
-    group = group_overrides(overrides)
-    problems: list[Problem] = []
-    failed = errors.FINISHED
-    for file in files:
-        path = os.path.join(file, "config.yaml") if os.path.isdir(file) else file
-        loaded: Loaded | None = None
-        try:
-            loaded = load(path, group or overrides)
-            experiment = loaded.experiment
-            if is_sweep(experiment.sweep) and experiment.sweep.search != "optuna":
-                check_points(loaded)
-            _build(experiment)
-            lacking = list(_lacking_here(experiment))
-            if lacking:
-                raise ConfigError(lacking)
-        except ConfigError as error:
-            problems += (loaded.placed(error) if loaded else error).problems
-            continue
-        except TrustError as error:
-            failed = errors.report(error)
-            continue
-        except Exception as error:  # raised by code of the environment or the networks
-            error.add_note(f"{file}: failed: {type(error).__name__}")
-            failed = errors.report(error)
-            continue
-        errors.report_problems(loaded.warnings, style="yellow", prefix="warning: ")
-        if show:
-            typer.echo(show_yaml(experiment, loaded.origin), nl=False)
-        else:
-            typer.echo(f"{file}: ok, {experiment.algorithm} on {experiment.env.use}")
-    if problems:
-        raise ConfigError(dict.fromkeys(problems))
-    raise typer.Exit(failed)
+    loaded: Loaded | None = None
+    try:
+        loaded = load(file, overrides)
+        experiment = loaded.experiment
+        if is_sweep(experiment.sweep) and experiment.sweep.search != "optuna":
+            check_points(loaded)
+        _build(experiment)
+        if lacking := list(_lacking_here(experiment)):
+            raise ConfigError(lacking)
+        return _Checked(file, loaded)
+    except ConfigError as error:
+        return _Checked(file, loaded, (loaded.placed(error) if loaded else error).problems)
+    except TrustError as error:
+        return _Checked(file, loaded, error=error)
+    except Exception as error:  # raised by code of the environment or the networks
+        error.add_note(f"{file}: failed: {type(error).__name__}")
+        return _Checked(file, loaded, error=error)
 
 
 def _build(experiment: "ExperimentConfig") -> None:

@@ -1,5 +1,6 @@
 """`rlrun check`, `list`, `init` and `--help`."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,7 +41,46 @@ def test_every_point_of_a_sweep_is_checked(rlrun):
 def test_a_run_folder_is_checked_by_its_config(rlrun):
     Path("runs/r").mkdir(parents=True)
     Path("runs/r/config.yaml").write_text(GOOD)
-    assert rlrun("check", "runs/r") == (0, "runs/r: ok, PPO on CartPole-v1\n", "")
+    assert rlrun("check", "runs/r") == (0, "runs/r/config.yaml: ok, PPO on CartPole-v1\n", "")
+
+
+def test_a_folder_stands_for_its_yaml_files(rlrun):
+    Path("mine/deeper").mkdir(parents=True)
+    for name in ("b.yaml", "a.yml", "notes.txt", "deeper/c.yaml"):
+        Path("mine", name).write_text(GOOD)
+    code, out, err = rlrun("check", "mine")
+    assert (code, err) == (0, "")
+    assert [line.split(":")[0] for line in out.splitlines()] == ["mine/a.yml", "mine/b.yaml"]
+    Path("mine/a.yml").write_text(GOOD + "sed: 1")
+    code, out, err = rlrun("check", "mine")
+    assert (code, out.split(":")[0]) == (2, "mine/b.yaml")
+    assert err.startswith("mine/a.yml:4:1: sed: unknown top-level key")
+    assert rlrun("check", "mine/deeper", "mine")[0] == 2
+    Path("empty").mkdir()
+    assert rlrun("check", "empty")[:2] == (2, "")
+
+
+def test_json_has_the_problems_and_warnings_of_each_file(rlrun, refused):
+    Path("a.yaml").write_text(GOOD.replace("1e5", "10"))
+    Path("b.yaml").write_text(GOOD + "sed: 1")
+    Path("c.yaml").write_text(GOOD.replace("CartPole-v1", f"{__name__}:fails"))
+    code, out, _ = rlrun("check", "--json", "a.yaml", "b.yaml", "c.yaml")
+    right, wrong, failing = json.loads(out)
+    assert code == 2
+    assert (right["file"], right["problems"]) == ("a.yaml", [])
+    (warning,) = right["warnings"]
+    assert warning["key"] == "stop.env_steps"
+    (problem,) = wrong["problems"]
+    assert problem["origin"] == {"source": "b.yaml", "line": 4, "column": 1}
+    assert problem["key"] == "sed"
+    assert problem["message"].startswith("unknown top-level key")
+    assert failing["problems"][0]["message"].startswith("EnvError: ")
+    assert [rlrun("check", "--json", file)[0] for file in ("a.yaml", "c.yaml")] == [0, 1]
+    refused(("check", "--json", "--show", "a.yaml"), "leave out either --show or --json")
+
+
+def fails():
+    raise ValueError("an environment that cannot be made")
 
 
 def test_errors_of_all_files_and_overrides(rlrun):

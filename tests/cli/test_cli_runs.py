@@ -218,7 +218,11 @@ def test_a_foreign_folder_steers_no_terminal(rlrun, make_run, monkeypatch, is_te
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("config.yaml", ["check"]), ("config.yaml", ["train", "--resume"]), ("meta.json", ["rollout"])],
+    [
+        ("config.yaml", ["check"]),
+        ("config.yaml", ["train", "--resume"]),
+        ("meta.json", ["rollout"]),
+    ],
 )
 def test_what_is_wrong_with_a_foreign_folder_steers_no_terminal(rlrun, make_run, name, words):
     folder = make_run("runs/exp/a\x1b]0;title\x07")
