@@ -133,10 +133,6 @@ class Replay(Generic[U]):
 
     def __init__(self, algorithm: ReplayAlgorithm[Any, U]) -> None:
         self._algorithm, self._settings = algorithm, algorithm.config.replay
-        for policy_id in algorithm.policies.trained:
-            capacity = self._settings.capacity
-            num_bytes = capacity * least_bytes(algorithm.policies.module_spaces(policy_id))
-            check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions")
         self._in_lockstep = self._settings.mode == "lockstep"
         self.updaters = ByPolicy(algorithm.make_updater, algorithm.policies.trained)
         self.buffer = MultiAgentReplayBuffer(algorithm.make_buffer, mode=self._settings.mode)
@@ -155,6 +151,20 @@ class Replay(Generic[U]):
         """Policy id -> its buffer, as soon as something was added to it."""
         return self.buffer.buffers
 
+    def require_memory(self) -> int:
+        """The bytes that all buffers take at least, once they are full.
+
+        Raises:
+            ConfigError: this machine has less memory.
+        """
+        policies, capacity = self._algorithm.policies, self._settings.capacity
+        num_bytes = capacity * sum(
+            least_bytes(policies.module_spaces(each)) for each in policies.trained
+        )
+        of_each = " of each policy" if policies.several else ""
+        check_fits("replay.capacity", num_bytes, f"{capacity:,} transitions{of_each}")
+        return num_bytes
+
     def step(self) -> Result:
         """One iteration: rounds of sampling, each followed by the updates that are due and a sync.
 
@@ -168,6 +178,8 @@ class Replay(Generic[U]):
         }
         settings = algorithm.config.env_runners
         if settings is not self._planned_for:  # at first, and when runners have come or gone
+            if self._planned_for is None:
+                self.require_memory()
             size, self._planned_for = algorithm.training.train_batch_size, settings
             self._rounds = short_fragment_lengths(size, settings, algorithm.round_steps)
         rounds, counted = self._rounds, algorithm.progress.counted_steps

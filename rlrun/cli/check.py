@@ -67,7 +67,7 @@ def check(
             if show:
                 typer.echo(show_yaml(experiment, checked.loaded.origin), nl=False)
             else:
-                typer.echo(f"{file}: ok, {experiment.algorithm} on {experiment.env.use}")
+                typer.echo(checked.ok(experiment))
     if json:
         typer.echo(json_module.dumps(rows))
         raise typer.Exit(errors.INPUT_WRONG if problems else failed)
@@ -91,6 +91,16 @@ class _Checked(NamedTuple):
     problems: "tuple[Problem, ...]" = ()
     error: Exception | None = None
     """Raised by code of the environment or the networks, or because the code is not trusted."""
+    replay_bytes: int | None = None
+    """Of full replay buffers, at least."""
+
+    def ok(self, experiment: "ExperimentConfig") -> str:
+        """One line for a file without problems."""
+        from rlrun.experiment.report.numbers import size_text
+
+        text = f"{self.file}: ok, {experiment.algorithm} on {experiment.env.use}"
+        size = self.replay_bytes
+        return text if size is None else f"{text}, replay of at least {size_text(size)}"
 
     def plain(self) -> dict[str, Any]:
         """The problems and warnings as plain values, the error as one of the problems."""
@@ -104,6 +114,7 @@ class _Checked(NamedTuple):
             "file": self.file,
             "problems": [asdict(problem) for problem in problems],
             "warnings": [asdict(each) for each in self.loaded.warnings] if self.loaded else [],
+            "replay_bytes": self.replay_bytes,
         }
 
 
@@ -121,10 +132,10 @@ def _check(file: str, overrides: "Sequence[str]") -> _Checked:
         experiment = loaded.experiment
         if is_sweep(experiment.sweep) and experiment.sweep.search != "optuna":
             check_points(loaded)
-        _build(experiment)
+        replay_bytes = _build(experiment)
         if lacking := list(_lacking_here(experiment)):
             raise ConfigError(lacking)
-        return _Checked(file, loaded)
+        return _Checked(file, loaded, replay_bytes=replay_bytes)
     except ConfigError as error:
         return _Checked(file, loaded, (loaded.placed(error) if loaded else error).problems)
     except TrustError as error:
@@ -134,18 +145,25 @@ def _check(file: str, overrides: "Sequence[str]") -> _Checked:
         return _Checked(file, loaded, error=error)
 
 
-def _build(experiment: "ExperimentConfig") -> None:
+def _build(experiment: "ExperimentConfig") -> int | None:
     """Build the environment and the networks, and act once.
+
+    Returns:
+        The bytes that full replay buffers take at least; None without replay.
 
     Raises:
         ConfigError: they do not fit, or a forward pass of the user's own network raises.
     """
+    from rlrun.algorithms.replay import ReplayAlgorithm
     from rlrun.experiment.rollout import build_alone
 
     # Without user callbacks, which may begin to report when an algorithm is built.
     algorithm = build_alone(experiment.model_copy(update={"callbacks": ()}))
     try:
         _act(algorithm)
+        if isinstance(algorithm, ReplayAlgorithm):
+            return algorithm.replay.require_memory()
+        return None
     finally:
         algorithm.stop()
 

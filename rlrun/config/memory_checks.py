@@ -1,9 +1,10 @@
 """Settings that need more memory than this machine has, by a lower bound of their bytes.
 
 Owns: the memory of the machine, and the least bytes of networks, train batches and buffers. Must
-not know: environments; the size of their observations is checked when a run starts (`check_fits`).
+not know: environments; with the size of their observations a run checks its buffers (`check_fits`).
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,6 +14,8 @@ from rlrun.config.policies import addressed_settings
 from rlrun.config.problems import ConfigError, Finding, Origin, Path, Problem
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig, ModelConfig
+
+_log = logging.getLogger(__name__)
 
 TRANSITION_BYTES = 48
 """Of a replayed transition, besides its observation and action."""
@@ -48,9 +51,15 @@ def check_memory(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def check_fits(key: str, num_bytes: int, what: str) -> None:
-    """Raise ConfigError if `what`, which the setting `key` needs, exceeds the memory."""
+    """Raise ConfigError if `what`, which the setting `key` needs, exceeds the memory.
+
+    Warns if it takes more than half of the memory.
+    """
     for finding in _too_much((key,), num_bytes, what):
         raise ConfigError([Problem(Origin("this machine"), key, finding.message)])
+    level = logging.WARNING if 2 * num_bytes > (there := memory_bytes()) else logging.INFO
+    needed, whole = num_bytes / 1e9, there / 1e9
+    _log.log(level, "%s: %s take at least %.1f of %.1f GB of memory", key, what, needed, whole)
 
 
 def _too_much(path: Path, num_bytes: int, what: str) -> Iterator[Finding]:

@@ -328,7 +328,8 @@ class ReplayConfig(Section):
     """The buffer of past transitions that an off-policy algorithm learns from."""
 
     capacity: Count = 50_000
-    """Transitions that are kept for each policy; new ones replace the oldest."""
+    """Transitions that are kept for each policy; new ones replace the oldest. `rlrun check` tells
+    how much memory they take."""
     mode: Literal["independent", "lockstep"] = "independent"
     """Sampling for several policies: "independent" draws each policy's transitions by themselves;
     "lockstep" draws env steps, and takes all policies' transitions of these."""

@@ -148,5 +148,22 @@ def test_a_buffer_holds_at_least_what_is_sampled_before_learning_starts():
 
 def test_a_buffer_larger_than_the_memory_is_refused_before_anything_is_sampled(built, monkeypatch):
     monkeypatch.setattr(memory_checks, "memory_bytes", lambda: 3_000_000)
+    algorithm = built(replaying())  # it may be there to act alone, as in a rollout
     with pytest.raises(ConfigError, match=r"replay.capacity: 50,000 transitions take at least 0.0"):
-        built(replaying())
+        algorithm.train()
+    assert algorithm.env_steps == 0
+
+
+def test_a_buffer_of_more_than_half_the_memory_is_warned_of(built, monkeypatch, caplog):
+    monkeypatch.setattr(memory_checks, "memory_bytes", lambda: 5_000_000)
+    algorithm = built(replaying())
+    algorithm.train()
+    algorithm.train()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "replay.capacity: 50,000 transitions take at least 0.0 of 0.0 GB of memory" in warning
+
+
+def test_buffers_of_several_policies_need_memory_together(built):
+    config = replaying().environment("MultiAgentCartPole").replay(capacity=1000)
+    algorithm = built(config.multi_agent(policies=["agent_0", "agent_1"]))
+    assert algorithm.replay.require_memory() == 2 * 1000 * (48 + 4 * 4 + 8)

@@ -21,6 +21,13 @@ def test_a_right_file(rlrun):
     assert rlrun("check", "a.yaml") == (0, "a.yaml: ok, PPO on CartPole-v1\n", "")
 
 
+def test_the_memory_of_replay_is_told(rlrun):
+    Path("a.yaml").write_text(GOOD.replace("PPO", "DQN") + "replay: {capacity: 1e6}\n")
+    code, out, _ = rlrun("check", "a.yaml")
+    assert (code, out) == (0, "a.yaml: ok, DQN on CartPole-v1, replay of at least 72 MB\n")
+    assert json.loads(rlrun("check", "a.yaml", "--json")[1])[0]["replay_bytes"] == 72_000_000
+
+
 def test_every_point_of_a_group_is_checked(rlrun):
     Path("a.yaml").write_text(GOOD)
     sizes = ["training.train_batch_size=1000,4000", "training.minibatch_size=500,2000"]

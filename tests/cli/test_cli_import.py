@@ -83,7 +83,7 @@ def test_a_file_in_rlruns_own_form_is_refused(old, refused):
 def test_check_and_train_read_an_old_file(old):
     code, out, err = old("check", "old.yaml", "two.yaml", "name=cartpole")
     assert code == 0
-    assert out.splitlines()[0] == "old.yaml: ok, DQN on CartPole-v1"
+    assert out.splitlines()[0] == "old.yaml: ok, DQN on CartPole-v1, replay of at least 3.6 MB"
     assert "translated from RLlib's form" in err
     code, _, _ = old(
         "train", "old.yaml", "stop.training_iteration=1", "--quiet", "--run-dir", "run"
