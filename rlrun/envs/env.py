@@ -25,7 +25,7 @@ from gymnasium.vector.utils import concatenate
 from rlrun.config.registry import takes_a_config
 from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
-from rlrun.envs.errors import RAISED, EnvError, EnvPhase
+from rlrun.envs.errors import RAISED, RETURNED, EnvError, EnvPhase
 from rlrun.envs.wrappers import EnvWrapper, has_info_mask
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
     result = _guarded(env_id, "reset", lambda: env.reset(seed=0))
     if not (isinstance(result, tuple) and len(result) == 2):
-        raise EnvError(env_id, "reset", "reset() must return (observation, info)")
+        raise EnvError(env_id, "reset", f"reset() must return {RETURNED['reset']}")
     observation, info = result
     check_observation(env.observation_space, observation, env_id, step=-1)
     action = random_action(
@@ -333,9 +333,11 @@ def _step_problem(result: Any) -> str | None:
     """What is wrong with the result of ``step()``, except its observation; None for nothing."""
     if not (isinstance(result, tuple) and len(result) == 5):
         returned = f"{len(result)} values" if isinstance(result, tuple) else str(type(result))
-        expected = "(observation, reward, terminated, truncated, info)"
-        return f"step() must return {expected}, but returned {returned}"
+        return f"step() must return {RETURNED['step']}, but returned {returned}"
     problem = reward_problem(result[1])
+    for name, flag in zip(("terminated", "truncated"), result[2:4], strict=True):
+        if problem is None and reward_problem(flag) is not None:  # all text but "" would be true
+            problem = f"{name} is neither true nor false: {flag!r}"
     if problem is None and not isinstance(result[4], dict):
         problem = f"info must be a dict, not {type(result[4])}"
     return problem

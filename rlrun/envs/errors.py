@@ -18,6 +18,19 @@ EnvPhase = Literal[
     "constructor", "reset", "step", "observation", "action", "get_state", "set_state"
 ]
 
+RETURNED = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
+"""What an environment of one agent returns."""
+
+
+def is_of_reading(error: BaseException) -> bool:
+    """Whether the error was raised in reading what a call returned, rather than in the call."""
+    traceback = error.__traceback__
+    in_the_call = traceback is None or traceback.tb_next is not None
+    return isinstance(error, TypeError | ValueError) and not in_the_call
+
 
 class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its place
     """An environment in another process raised, or the process ended."""
@@ -102,6 +115,9 @@ class EnvError(Exception):
     ) -> EnvError:
         """Wrap an exception of the environment, keeping only the user's own frames."""
         failure = EnvFailure.from_exception(error)
+        if phase in RETURNED and is_of_reading(error):  # a traceback of rlrun would not help
+            reason = f"{failure.reason}: {phase}() must return {RETURNED[phase]}"
+            failure = EnvFailure(reason)
         return cls(
             env_id,
             phase,

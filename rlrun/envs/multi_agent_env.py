@@ -264,13 +264,17 @@ def _answer_problem(env: Any, answer: Any, length: int) -> str | None:
         problem = observation_problem(env.observation_spaces[agent], observation)
         if problem is not None:
             return f"returned a wrong observation for agent {agent!r}: {problem}"
-    return None if length == 2 else _reward_problem(answer[1])
+    return None if length == 2 else _numbers_problem(*answer[1:4])
 
 
-def _reward_problem(rewards: Mapping[Agent, Any]) -> str | None:
+def _numbers_problem(rewards: Mapping[Agent, Any], *flags: Mapping[Agent, Any]) -> str | None:
     for agent, reward in rewards.items():
         if reward_problem(reward) is not None:
             return f"rewarded agent {agent!r} with {reward!r}, which is not a finite number"
+    for name, by_agent in zip(("terminateds", "truncateds"), flags, strict=True):
+        for agent, flag in by_agent.items():
+            if reward_problem(flag) is not None:
+                return f"has {name} of {agent!r} that are neither true nor false: {flag!r}"
     return None
 
 

@@ -202,12 +202,16 @@ class MultiAgentVectorEnv:
         while True:
             for _ in range(2):  # the second time in a new environment
                 try:
-                    observations, _ = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
+                    answer = self.envs.envs[sub.index].reset(seed=sub.episode.reset_seed)
                 except RAISED as error:
                     self.build_again_or_raise(sub, error, "reset")
                     continue
-                if isinstance(observations, Mapping):
-                    return observations
+                if (
+                    isinstance(answer, tuple | list)
+                    and len(answer) == 2
+                    and isinstance(answer[0], Mapping)
+                ):
+                    return answer[0]
                 reason = "reset() must return two dicts by agent: observations and infos"
                 raise self._error(sub, "reset", reason)
             sub.episode = replace(sub.episode, reset_seed=self.source.reseeded(sub.index))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from rlrun.envs.errors import RAISED, EnvFailure, TooManyFailures
+from rlrun.envs.errors import RAISED, EnvFailure, TooManyFailures, is_of_reading
 from rlrun.envs.watchdog import end_forked_copy
 
 _UNPROVEN = (
@@ -67,7 +67,7 @@ class Rebuilder:
             TooManyFailures: this failure is not tolerated.
         """
         end_forked_copy(self._process_id)
-        if not self.when or make is None:
+        if not self.when or make is None or is_of_reading(error):
             raise TooManyFailures
         if self.when == "auto" and not self.proven:
             raise TooManyFailures(_UNPROVEN)

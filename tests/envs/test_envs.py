@@ -76,6 +76,23 @@ def test_what_cannot_be_built_is_named_with_the_reason(use: str, message: str) -
     assert (caught.value.phase, caught.value.env_id) == ("constructor", use)
 
 
+class Flags(Counter):
+    """Its first ``terminated`` is ``value``."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, *further = super().step(action)
+        return observation, reward, self._value, *further
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 0, np.array(False)])
+def test_the_check_takes_flags_of_any_type(flag: Any) -> None:
+    check_env(Flags(flag), "Mine-v0")
+
+
 @pytest.mark.parametrize(
     ("env", "phase", "message"),
     [
@@ -87,6 +104,8 @@ def test_what_cannot_be_built_is_named_with_the_reason(use: str, message: str) -
         (Pays("1", step=1), "step", "reward is not a number: '1'"),
         (Pays(b"1", step=1), "step", "reward is not a number: b'1'"),
         (Pays(np.inf, step=1), "step", "reward is inf"),
+        (Flags("no"), "step", "terminated is neither true nor false: 'no'"),
+        (Flags(None), "step", "terminated is neither true nor false: None"),
     ],
 )
 def test_the_check_says_what_is_wrong(env: Any, phase: str, message: str) -> None:
@@ -129,6 +148,7 @@ class Agents(MultiAgentEnv):
         ({"step": ({}, 1.0, {}, {}, {})}, "its rewards are a float"),
         ({"step": ({}, {"a": np.nan}, {}, {}, {})}, "rewarded agent 'a' with nan"),
         ({"step": ({}, {"a": "1"}, {}, {}, {})}, "rewarded agent 'a' with '1'"),
+        ({"step": ({}, {}, {}, {"a": "no"}, {})}, "truncateds of 'a' that are neither true nor f"),
     ],
 )
 def test_the_check_of_several_agents_says_what_is_wrong(answers: Any, message: str) -> None:

@@ -312,6 +312,55 @@ def test_a_crashing_env_is_built_again_and_its_episode_dropped():
     assert further == runner.sample_fragment(SampleRequest(3, 20)).faulty_episodes > faulty
 
 
+class Answers(CountingEnv):
+    """Its fourth step, or its second reset, returns ``wrong``."""
+
+    def __init__(self, method, wrong):
+        super().__init__(length=6)
+        self.method, self.wrong, self.resets = method, wrong, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        answer = super().reset(seed=seed)
+        return self.wrong if self.method == "reset" and self.resets == 2 else answer
+
+    def step(self, action):
+        answer = super().step(action)
+        if self.method != "step" or self.t != 4:
+            return answer
+        return [*answer[:1], self.wrong, *answer[2:]] if self.wrong is None else self.wrong
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("method", "wrong", "says", "step"),
+    [
+        ("step", None, "must be real number, not NoneType: step() must return (observation, r", 3),
+        ("step", (0, 1.0, False, {}), "(expected 5, got 4): step() must return (observation, ", 3),
+        ("reset", None, "reset() must return (observation, info)", -1),
+    ],
+)
+def test_a_wrong_answer_late_in_a_run_is_no_failing_simulator(mode, method, wrong, says, step):
+    settings = {"disable_env_checking": True, "gym_env_vectorize_mode": mode}
+    spec = counting_spec(
+        2,
+        use=f"{__name__}:Answers",
+        settings=settings,
+        more={"restart_failed_sub_environments": True},
+        method=method,
+        wrong=wrong,
+    )
+    runner = EnvRunner(spec)
+    try:
+        with pytest.raises(EnvError) as caught:
+            collect(runner, [40])
+    finally:
+        runner.stop()
+    assert says in str(caught.value)
+    assert caught.value.env_step == step
+    assert "Traceback" not in str(caught.value)
+
+
 class FailsOnce(CountingEnv):
     """Pays 10 a step; raises in the third step of the second episode of all."""
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_runners import ECHO, EXAMPLES, LSTM, MLP, by_agent, cartpole, make, played, sample
-from scripted_agents import EXPECTED, LENGTH, TOTALS
+from scripted_agents import EXPECTED, LENGTH, TOTALS, Scripted
 
 from rlrun.config.problems import ConfigError
 from rlrun.data.sample_batch import SampleBatch
@@ -401,6 +401,25 @@ def test_dicts_that_disagree_are_named(script, message, step):
         sample(runner, 0, 5)
     assert message in str(caught.value)
     assert caught.value.env_step == step
+
+
+class NoInfos(Scripted):
+    """Its resets return the observations alone."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+def test_a_reset_without_infos_is_no_failing_environment():
+    runner = make(
+        "test_multi_agent_env_runner:NoInfos",
+        {"p": ECHO},
+        spec={"restart_failed_sub_environments": True},
+        disable_env_checking=True,
+    )
+    with pytest.raises(EnvError, match="must return two dicts by agent") as caught:
+        sample(runner, 0, 5)
+    assert "Traceback" not in str(caught.value)
 
 
 FORMS = {  # kind -> space, an observation in it, one of another form and what is said of it
