@@ -244,7 +244,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.evaluator.begin()
         while True:
             learners = policies.learner_results(self.training_step())
-            policies.require_finite(learners, progress.iteration + 1)
+            policies.require_finite(learners, progress)
             if progress.minimums_met():
                 break
         if (num_recreated := self.env_runner_group.num_restarts - num_restarts) > 0:

@@ -38,6 +38,8 @@ from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 State = dict[str, Any]
 
+_LARGE_RETURN = 1e6  # whose square takes a value loss near the end of float32's precision
+
 
 class DivergedError(RuntimeError):
     """A loss, a gradient or a weight is no longer a finite number."""
@@ -225,7 +227,7 @@ class Policies(Mapping[str, PolicySettings]):
         order = [*self.settings, *(name for name in rows if name not in self.settings)]
         return {name: rows[name] for name in order if name in rows}
 
-    def require_finite(self, learners: Mapping[str, Any], iteration: int) -> None:
+    def require_finite(self, learners: Mapping[str, Any], progress: Progress) -> None:
         """Raise unless losses, gradients and weights are finite numbers after an iteration.
 
         Nothing of such an iteration is saved, so training can resume from the last checkpoint.
@@ -251,10 +253,13 @@ class Policies(Mapping[str, PolicySettings]):
             if not learner.has_finite_weights():
                 bad.append("weights are not finite")
             if bad:
+                remedy = "a smaller training.lr or a bound on the gradients, training.grad_clip,"
+                if (largest := progress.episodes.largest_return) > _LARGE_RETURN:
+                    scaled = "connectors.normalize_rewards or connectors.clip_rewards"
+                    remedy = f"returns reach {largest:.2g}: {scaled}"
                 raise DivergedError(
-                    f"training diverged in iteration {iteration}: {', '.join(bad)} "
-                    f"(policy {policy_id}); a smaller training.lr or a bound on the gradients, "
-                    "training.grad_clip, may help"
+                    f"training diverged in iteration {progress.iteration + 1}: {', '.join(bad)} "
+                    f"(policy {policy_id}); {remedy} may help"
                 )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:

@@ -101,6 +101,12 @@ class EpisodeStatistics:
         """Count finished episodes, in the order of their runners."""
         self._this_iteration += self._names.of(episodes)
 
+    @property
+    def largest_return(self) -> float:
+        """The largest absolute return of the last episodes; 0 without any."""
+        ended = (*self._window, *self._this_iteration)
+        return max((abs(episode.episode_return) for episode in ended), default=0.0)
+
     def end_iteration(self) -> Result:
         """The episode keys of the iteration's result; begins the next iteration."""
         ended, self._this_iteration = self._this_iteration, []

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from counting_envs import CountingEnv
 from tiny import (
     ALGORITHMS,
     BATCH,
@@ -235,6 +236,20 @@ def test_weights_that_are_not_finite_end_training_and_are_not_saved(built, tmp_p
         algorithm.save(tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint").exists()
     with pytest.raises(DivergedError, match=r"diverged in iteration 1: .*not finite"):
+        algorithm.train()
+
+
+class PaysTooMuch(CountingEnv):
+    """Its reward is 1e30 in each step."""
+
+    def step(self, action):
+        observation, _, *further = super().step(action)
+        return observation, 1e30, *further
+
+
+def test_a_run_that_huge_rewards_let_diverge_is_answered_with_advice_on_rewards(built):
+    algorithm = built("PPO", f"{__name__}:PaysTooMuch")
+    with pytest.raises(DivergedError, match=r"returns reach 3e\+30: connectors.normalize_rewards"):
         algorithm.train()
 
 
