@@ -37,6 +37,7 @@ from rlrun.sampling.sample_collector import (
     Infos,
     SampleCollector,
     make_batch,
+    rows_error,
     step_columns,
 )
 
@@ -338,9 +339,10 @@ class FragmentBuffer:
 
     def add_column(self, name: str, row: Array) -> Array:
         """Allocate a column ``[T, B, ...]`` of the shape and dtype of a row ``[B, ...]``."""
+        if row.shape[:1] != (self.slots,):
+            raise rows_error(name, row, self.slots)
         whole = np.empty((self.lookback + self.length, *row.shape), dtype=row.dtype)
-        self.history[name] = whole
-        self.columns[name] = whole[self.lookback :]
+        self.history[name], self.columns[name] = whole, whole[self.lookback :]
         return self.columns[name]
 
     def allocate(self, rows: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from rlrun.sampling.sample_collector import (
     SampleCollector,
     make_batch,
     number_unrolls,
+    rows_error,
 )
 
 _NEXT, _DELIVERED = "next", "delivered"
@@ -141,6 +142,8 @@ class LogCollector(SampleCollector):
         rows, columns = self._here[slots], self.columns
         for name, values in {col.ACTIONS: actions, **extras}.items():
             if name not in columns:
+                if np.shape(values)[:1] != (len(slots),):
+                    raise rows_error(name, values, len(slots))
                 self._add_column(name, values)
             columns[name][rows] = values
         self._open[slots], self._here[slots] = rows, -1

@@ -58,6 +58,14 @@ FurtherColumns = Callable[[dict[str, Array]], dict[str, Array]]
 """Computes columns ``[N, ...]`` from the policy's outputs."""
 
 
+def rows_error(name: str, values: Any, num_rows: int) -> ValueError:
+    """The error of a policy's column of this name that has another number of rows."""
+    shape = np.shape(values)
+    return ValueError(
+        f"compute_actions() was given {num_rows} rows and returned {name!r} of shape {shape}"
+    )
+
+
 class SampleCollector(ABC):
     """Storage of the steps of one policy in an env runner.
 

@@ -277,17 +277,24 @@ def test_a_state_inside_a_sequence_is_the_one_that_acted_or_is_missed(keeps_stat
 class Miscounts(Idle):
     """Answers as many rows as its class says."""
 
-    num_actions = 1
+    num_actions = num_values = 3
 
     def compute_actions(self, obs_batch, state_batches=None, *, explore=True, noise=None):
-        return np.zeros(self.num_actions, np.int64), [], {}
+        return np.zeros(self.num_actions, np.int64), [], {"v": np.zeros(self.num_values)}
 
 
-@pytest.mark.parametrize("num_actions", [1, 2, 4])
+@pytest.mark.parametrize("num", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("num_actions", r"Miscounts\.compute_actions\(\) was given 3 rows and returned {} actions"),
+        ("num_values", r"compute_actions\(\) was given 3 rows and returned 'v' of shape \({},\)"),
+    ],
+)
 @pytest.mark.parametrize("env", ["CartPole-v1", "MultiAgentCartPole"])
-def test_a_policy_with_too_few_or_too_many_actions_is_named(monkeypatch, env, num_actions):
-    """A single action, which numpy would copy to all rows, as well."""
-    monkeypatch.setattr(Miscounts, "num_actions", num_actions)
+def test_a_policy_with_too_few_or_too_many_rows_is_named(monkeypatch, env, what, says, num):
+    """A single one, which numpy would copy to all rows, as well."""
+    monkeypatch.setattr(Miscounts, what, num)
     settings = EnvRunnersConfig(num_envs_per_env_runner=3)
     if env == "CartPole-v1":
         make = {"policy_factory": lambda o, a, m: Miscounts(o, a)}
@@ -298,6 +305,5 @@ def test_a_policy_with_too_few_or_too_many_actions_is_named(monkeypatch, env, nu
             "multi_agent": MultiAgentSpec({"one": own, "two": own}, {"agent_0": "one", "*": "two"})
         }
     runner = EnvRunner(RunnerSpec(EnvSpec(use=env), settings, **make))
-    says = rf"Miscounts\.compute_actions\(\) was given 3 rows and returned {num_actions} actions"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=says.format(num)):
         collect(runner, [5])
