@@ -294,8 +294,15 @@ class RunFolder:
             self._write_meta(self._earlier)
 
     def _write_meta(self, meta: dict[str, Any]) -> None:
-        self._noted = meta
-        replace_text(self.meta, json.dumps(meta, indent=2) + "\n")
+        self._noted, text = meta, json.dumps(meta, indent=2) + "\n"
+        try:
+            replace_text(self.meta, text)
+        except OSError:
+            if not self.meta.exists() or len(text) > self.meta.stat().st_blocks * 512:
+                raise
+            with self.meta.open("r+") as file:  # a full disk still has the file's own blocks
+                file.write(text)
+                file.truncate()
 
 
 def resolve_run(path: Path, config: str = RunFolder.CONFIG) -> Path:

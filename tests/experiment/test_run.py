@@ -286,6 +286,21 @@ def test_a_run_whose_results_have_no_room_at_the_end_fails(monkeypatch):
     assert meta("run")["outcome"] == "failed"
 
 
+def test_on_a_full_disk_the_outcome_is_noted_in_the_room_that_its_file_has(monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    train()
+    monkeypatch.setattr("rlrun.experiment.run_folder.replace_text", full)
+    folder = RunFolder(Path("run"))
+    folder.end_session("failed", "no room", 3)
+    assert meta("run")["outcome"] == "failed"
+    assert meta("run")["sessions"][-1]["reason"] == "no room"
+    with pytest.raises(OSError, match="No space left on device"):
+        folder.end_session("finished", "a reason of a block" * 4096, 3)
+    assert meta("run")["outcome"] == "failed"
+
+
 def test_a_full_disk_at_the_last_checkpoint_fails_the_run(monkeypatch):
     def refuse(self, checkpoint):
         raise CheckpointWriteError("disk: No space left on device")

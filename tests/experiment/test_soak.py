@@ -20,7 +20,7 @@ from subprocess import PIPE
 
 import numpy as np
 import pytest
-from run_folders import assert_equal_runs, rows, start_rlrun, unsaved_env_steps, wait_for
+from run_folders import assert_equal_runs, meta, rows, start_rlrun, unsaved_env_steps, wait_for
 
 from rlrun import Callbacks, PPOConfig
 
@@ -301,6 +301,7 @@ def test_a_run_on_a_full_disk_waits_for_room_or_saves_elsewhere(
     assert b"Traceback" not in errors
     assert b"No space left on device" in errors
     assert process.returncode == (130 if room_returns else 1)
+    assert meta(folder)["outcome"] == ("interrupted" if room_returns else "failed")
     (saved,) = [folder] if room_returns else tmp_path.glob("run-saved-*")
     last = rows(saved)[-1]["training_iteration"]
     assert [row["training_iteration"] for row in rows(saved)] == list(range(1, last + 1))
