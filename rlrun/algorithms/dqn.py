@@ -253,6 +253,9 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
                 if getattr(training, name) != off:
                     message = "does not go together with a memory (model.use_lstm, use_gru)"
                     yield f"training.{name}", f"{message}; remove this key"
+        if settings.model.value_hidden is not None:
+            message = "action values have model.hidden and training.hiddens; remove this key"
+            yield "model.value_hidden", message
         if training.num_atoms > 1 and training.value_rescaling:
             message = "values with a distribution (num_atoms) are not rescaled; remove this key"
             yield "training.value_rescaling", message

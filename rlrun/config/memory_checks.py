@@ -82,8 +82,9 @@ def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, in
     """The least number of weights that each setting of a default network implies."""
     if model.use is not None:
         return
-    widths = (1, *model.hidden)
-    yield "model.hidden", sum(below * above for below, above in pairwise(widths))
+    for key, hidden in (("value_hidden", model.value_hidden or ()), ("hidden", model.hidden)):
+        widths = (1, *hidden)
+        yield f"model.{key}", sum(below * above for below, above in pairwise(widths))
     yield "training.num_atoms", widths[-1] * num_atoms
     if model.conv:
         channels = (1, *(layer[0] for layer in model.conv))

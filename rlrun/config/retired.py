@@ -269,8 +269,8 @@ OTHER_LIBRARIES: dict[str, str] = {
     "policy_lr": "write training.lr",
     "q_lr": "write training.critic_lr",
     "net_arch": (
-        "write model.hidden; the value function has its own layers of the same widths unless "
-        "model.share_layers is true"
+        "write model.hidden, and model.value_hidden for other widths of the value function's or "
+        "the critics' own layers"
     ),
     "policy_kwargs": "write the section model; net_arch becomes model.hidden",
     "features_extractor_class": "write model.use, the import path of an encoder",

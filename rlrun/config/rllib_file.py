@@ -29,7 +29,7 @@ from rlrun.config.yaml_tree import Node, from_plain
 
 _OF_THE_FORM = ("run", "config", "env", "stop")
 _GRID = "grid_search"
-_SAME_LAYERS = "policy and critics must have the same layers"
+_SAME_ACTIVATION = "policy and critics must have the same activation"
 
 
 def is_rllib(tree: Node) -> bool:
@@ -194,12 +194,12 @@ class _Translator(RLlibSettings):
         self._one_of_two_networks()
 
     def _one_of_two_networks(self) -> None:
-        """Refuse settings of one network of SAC that differ from RLlib's default for the other."""
+        """Refuse an activation of one network of SAC that differs from RLlib's for the other."""
         for name, given in self.networks.items():
             default, (written, node) = tables.DEFAULTS["SAC"].get(name), given[0]
             is_only = len({key.split(".")[1] for key, _ in given}) == 1
             if is_only and node.plain() != default:
-                message = f"{_SAME_LAYERS}; set both, as RLlib's default is {default!r}"
+                message = f"{_SAME_ACTIVATION}; set both, as RLlib's default is {default!r}"
                 self.refuse(node, written, message)
 
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
@@ -234,10 +234,11 @@ class _Translator(RLlibSettings):
         if earlier is not None and written.endswith((".lr", ".entropy_coeff")):
             return  # its schedule takes precedence
         if name.startswith("model.") and earlier is not None and earlier.plain() != node.plain():
-            self.refuse(node, written, _SAME_LAYERS)
+            other = f"{self.sources[name]} has another value"
+            self.refuse(node, written, _SAME_ACTIVATION if "activation" in name else other)
         mapping = written.removeprefix("config.").rpartition(".")[0]
         of_a_network = mapping not in ("", *tables.OF_ALL_NETWORKS)
-        if name.startswith("model.") and of_a_network:
+        if name == "model.activation" and of_a_network:
             self.networks.setdefault(name, []).append((written, node))
         self.values[name], self.sources[name] = node, written.removeprefix("config.")
 

@@ -343,6 +343,13 @@ def _sac(old: RLlibSettings) -> None:
         old.derive(frequency, 1, frequency, "after each update")
     if old.value("training.target_entropy") == "auto":
         old.take("training.target_entropy")
+    critics, policy = "model.value_hidden", "model.hidden"
+    if critics not in old.values and old.sources.get(policy, "").startswith("policy_model"):
+        old.derive(
+            critics, tables.DEFAULTS["SAC"][policy], policy, "RLlib's default of the critics"
+        )
+    if old.value(critics) == old.value(policy):
+        old.take(critics)
 
 
 def _stochastic(old: RLlibSettings) -> None:

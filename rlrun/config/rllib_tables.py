@@ -202,9 +202,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """RLlib's defaults that differ from rlrun's, with the names of `ADDRESSES` and RLlib's meaning."""
 
 ADDRESSES: dict[str, str] = {
-    "Q_model.fcnet_hiddens": "model.hidden",
+    "Q_model.fcnet_hiddens": "model.value_hidden",
     "Q_model.fcnet_activation": "model.activation",
-    "Q_model.hidden_layer_sizes": "model.hidden",
+    "Q_model.hidden_layer_sizes": "model.value_hidden",
     "Q_model.hidden_activation": "model.activation",
     "policy_model.fcnet_hiddens": "model.hidden",
     "policy_model.hidden_layer_sizes": "model.hidden",

@@ -176,6 +176,8 @@ class ModelConfig(CodeSection):
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network. After convolutions, or an encoder that
     `use` names, only SAC has hidden layers."""
+    value_hidden: tuple[Count, ...] | None = None
+    """Widths of the value function's own hidden layers, or of SAC's critics'; null is `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
     share_layers: bool | None = None

@@ -315,10 +315,13 @@ class _ZooSettings(OldSettings):
         if isinstance(layers, list) and len(layers) == 1 and isinstance(layers[0], dict):
             layers = layers[0]
         if isinstance(layers, dict):
-            kinds = list(layers.values())
-            layers = kinds[0] if kinds and all(kind == kinds[0] for kind in kinds) else None
+            values = layers.get("vf", layers.get("qf", []))
+            layers = layers.get("pi", [])
+            if values != layers:
+                self.derive("model.value_hidden", values, "net_arch")
         if not isinstance(layers, list) or any(isinstance(layer, dict) for layer in layers):
-            self.refuse(node, "net_arch", "policy and value function must have the same layers")
+            message = "layers that policy and value function share, before their own, do not exist"
+            self.refuse(node, "net_arch", message)
         self.derive("model.hidden", layers, "net_arch")
         name = str(self.value("activation_fn"))
         activation = _ACTIVATIONS.get(name)

@@ -17,7 +17,7 @@ from rlrun.policies.masked_module import ModuleFactory, with_action_mask
 from rlrun.policies.networks import ConvEncoder, conv_error
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
-from rlrun.policies.rl_module import ActorCritic, RLModule
+from rlrun.policies.rl_module import ActorCritic, RLModule, flattens
 
 MEMORIES: dict[str, type[RLModule]] = {
     "use_lstm": RecurrentActorCritic,
@@ -38,7 +38,7 @@ def build_module(
     ``output_size``; the two heads are added to it. The module's states are among its views.
 
     Raises:
-        ConfigError: when ``model.use`` names neither.
+        ConfigError: when ``model.use`` names neither, or there are no layers for a setting.
     """
     named = None if model.use is None else import_object(model.use)
     if isinstance(named, type) and issubclass(named, RLModule):
@@ -48,6 +48,10 @@ def build_module(
         for switch, with_memory in MEMORIES.items():
             kind = with_memory if getattr(model, switch) else kind
         module = kind(observation_space, action_space, model)
+        is_separate = kind is ActorCritic and flattens(observation_space, model)
+        if model.value_hidden is not None and (model.share_layers or not is_separate):
+            message = "the value function has no hidden layers of its own here; remove this key"
+            raise misfit("model.value_hidden", message)
     else:
         message = f"{model.use} is a subclass of neither rlrun.RLModule nor torch.nn.Module"
         raise misfit("model.use", message)

@@ -129,21 +129,30 @@ def actor_critic_network(
         num_inputs: of the action distribution.
         num_log_std: how many of them are parameters of their own (`free_log_std`).
     """
-    shared = model.hidden if model.share_layers else ()
-    encoder = Layers((num_features, *shared), model.activation)
-    sizes = (encoder.sizes[-1], *model.hidden[len(shared) :])
-    branches = actor_critic_branches(sizes, num_inputs - num_log_std, model)
+    if model.share_layers:
+        encoder = Layers((num_features, *model.hidden), model.activation)
+        sizes = value_sizes = encoder.sizes[-1:]
+    else:
+        encoder = Layers((num_features,), model.activation)
+        sizes = (num_features, *model.hidden)
+        value_sizes = (num_features, *value_hidden(model))
+    branches = actor_critic_branches(sizes, value_sizes, num_inputs - num_log_std, model)
     return Network({"encoder": encoder, **branches}, num_log_std)
 
 
 def actor_critic_branches(
-    sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
+    sizes: tuple[int, ...], value_sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
 ) -> dict[str, Layers]:
-    """The layers after the encoder; ``sizes`` are widths up to the last hidden layer."""
+    """The layers after the encoder; both ``sizes`` are widths up to the last hidden layer."""
     return {
         "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
-        "vf": Layers((*sizes, 1), model.activation, VALUE_GAIN),
+        "vf": Layers((*value_sizes, 1), model.activation, VALUE_GAIN),
     }
+
+
+def value_hidden(model: ModelConfig) -> tuple[int, ...]:
+    """Widths of the hidden layers that a value function, or a critic, has for itself."""
+    return model.hidden if model.value_hidden is None else model.value_hidden
 
 
 def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:

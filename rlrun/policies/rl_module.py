@@ -193,7 +193,7 @@ class ActorCritic(RLModule):
             self.encoder, width = encoder_of(observation_space, model)
             if not shared:
                 self.vf_encoder, _ = encoder_of(observation_space, model)
-            branches = actor_critic_branches((width,), num_inputs - num_log_std, model)
+            branches = actor_critic_branches((width,), (width,), num_inputs - num_log_std, model)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
         if self.log_std is None:

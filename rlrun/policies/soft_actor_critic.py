@@ -22,7 +22,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import action_layout
-from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network
+from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network, value_hidden
 from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
 from rlrun.policies.rl_module import (
     RLModule,
@@ -80,7 +80,7 @@ class TwinQNetwork(RLModule):
         self._flatten = self.encoder is None
         actions = action_layout(action_space)
         ends = (width, actions.num_inputs) if self._discrete else (width + actions.num_columns, 1)
-        sizes = (ends[0], *model.hidden, ends[1])
+        sizes = (ends[0], *value_hidden(model), ends[1])
         self.q = TwinMLP(Layers(sizes, model.activation, VALUE_GAIN))
 
     @property

@@ -148,6 +148,17 @@ def test_ppo(space, activation, free_log_std, normalize, seed):
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
 
 
+@pytest.mark.parametrize("value_hidden", [(), (9, 7, 5)])
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_ppo_with_other_layers_of_the_value_function(space, value_hidden):
+    learner = learner_of(actor_critic(space, **HIDDEN, value_hidden=value_hidden))
+    assert learner.module.has_vjp
+    widths = [layer.out_features for layer in learner.module.vf.children()]
+    assert widths == [*value_hidden, 1]
+    batch = on_policy_rows(learner.module, space, NUM_ROWS)
+    assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
 @pytest.mark.parametrize(
@@ -302,11 +313,14 @@ def test_dqn(dueling, activation, double_q, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_sac(activation, seed):
+@pytest.mark.parametrize(
+    ("activation", "value_hidden"), [("tanh", None), ("relu", None), ("tanh", (9, 7, 5))]
+)
+def test_sac(activation, value_hidden, seed):
     torch.manual_seed(seed)
+    settings = model(activation=activation, value_hidden=value_hidden)
     policy, critics, target = (
-        perturbed(kind(OBS_SPACE, BOX, model(activation=activation)))
+        perturbed(kind(OBS_SPACE, BOX, settings))
         for kind in (SACPolicyNetwork, TwinQNetwork, TwinQNetwork)
     )
     with torch.no_grad():  # some log standard deviations are out of bounds, where they stay

@@ -60,6 +60,7 @@ def test_a_schedule_has_its_value_at_each_step_and_keeps_the_last(write, text, e
         ("DQN", "replay: {capacity: 1e9}", "replay.capacity: 1,000,000,000 of them take at least 48.0 GB, but this machine has 4.0 GB of memory"),
         ("DQN", "training: {train_batch_size: 1e9}", "training.train_batch_size: 1,000,000,000 of them take at least 16.0 GB"),
         ("PPO", "model: {hidden: [1e6, 1e6]}", "model.hidden: 1,000,001,000,000 weights take at least 16,000.0 GB"),
+        ("PPO", "model: {value_hidden: [1e6, 1e6]}", "model.value_hidden: 1,000,001,000,000 weights"),
         ("PPO", "model: {hidden: [1e30]}", "model.hidden[0]: expected at most 1,000,000,000, got 1000000"),
         ("PPO", "model: {use_lstm: true, lstm_cell_size: 1e6}", "model.lstm_cell_size: 3,000,192,000,000 weights take at least"),
         ("PPO", "connectors: {clip_rewards: -1}", "connectors.clip_rewards: expected true or false, a number above 0 or null, got -1"),

@@ -116,13 +116,28 @@ def test_the_examples_are_all_there_is_to_check():
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "net_arch", "hidden", "value_hidden"),
+    [
+        ("ppo", "dict(pi=[8], vf=[9, 9])", (8,), (9, 9)),
+        ("ppo", "[dict(vf=[9])]", (), (9,)),
+        ("ppo", "dict(pi=[8], vf=[8])", (8,), None),
+        ("sac", "dict(pi=[8], qf=[9])", (8,), (9,)),
+    ],
+)
+def test_layers_of_two_networks(written, algorithm, net_arch, hidden, value_hidden):
+    text = f'Pendulum-v1: {{n_timesteps: 1e5, policy_kwargs: "dict(net_arch={net_arch})"}}'
+    model = load(written(text, algorithm)).experiment.model
+    assert (model.hidden, model.value_hidden) == (hidden, value_hidden)
+
+
+@pytest.mark.parametrize(
     ("settings", "says"),
     [
         ("use_sde: true", "CartPole-v1.use_sde: rlrun has no state-dependent exploration"),
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
         ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a schedule such as"),
-        ("policy_kwargs: \"dict(net_arch=dict(pi=[8], vf=[9]))\"", "net_arch: policy and value"),
+        ("policy_kwargs: \"dict(net_arch=[8, dict(pi=[8], vf=[9])])\"", "net_arch: layers that"),
         ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
         ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),
         ("n_envs: many", "env_runners.num_envs_per_env_runner: expected a whole number"),

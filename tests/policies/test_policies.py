@@ -40,18 +40,18 @@ def trained_weights(size: int) -> np.ndarray:
     return np.random.default_rng(1).normal(0, 0.4, size).astype(np.float32)
 
 
-@pytest.mark.parametrize("share_layers", [None, True])
+@pytest.mark.parametrize(
+    "layers", [{}, {"share_layers": True}, {"value_hidden": (9, 7, 5)}, {"value_hidden": ()}]
+)
 @pytest.mark.parametrize(
     ("activation", "hidden", "free_log_std"),
     [("tanh", (64, 64), True), ("relu", (16,), False), ("silu", (), True)],
 )
 @pytest.mark.parametrize("actions", ACTION_SPACES)
 def test_the_numpy_twin_agrees(
-    actions: str, activation: Any, hidden: Any, share_layers: bool | None, free_log_std: bool
+    actions: str, activation: Any, hidden: Any, layers: dict[str, Any], free_log_std: bool
 ) -> None:
-    model = ModelConfig(
-        hidden=hidden, activation=activation, share_layers=share_layers, free_log_std=free_log_std
-    )
+    model = ModelConfig(hidden=hidden, activation=activation, free_log_std=free_log_std, **layers)
     space, obs = ACTION_SPACES[actions], observations()
     theirs, mine = MLPPolicy(VECTOR, space, model), TorchPolicy(VECTOR, space, model)
     assert theirs.layout == mine.layout
