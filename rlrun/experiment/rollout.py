@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.error import DependencyNotInstalled
@@ -37,6 +38,9 @@ from rlrun.sampling.evaluation import run_episodes
 
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
+
+_LOADING = Lock()
+"""Held while a policy is loaded, since that exchanges the states of the global generators."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +219,12 @@ def load_policy(
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
-    algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
-    try:
-        return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
-    finally:
-        algorithm.stop()
+    with _LOADING:
+        algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
+        try:
+            return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
+        finally:
+            algorithm.stop()
 
 
 def find_checkpoint(path: Path) -> Checkpoint:

@@ -1,11 +1,15 @@
 """PPO from file to folder: resumed runs and rollouts equal undisturbed ones."""
 
 import json
+import random
 import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from run_folders import assert_equal_runs, rows
 
 from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
@@ -102,6 +106,21 @@ def test_a_loaded_policy_plays_what_the_rollout_of_its_run_plays(whole):
             observation, _, terminated, truncated, _ = env.step(action)
             length, over = length + 1, terminated or truncated
         assert length == episode.length
+
+
+def test_policies_are_loaded_in_threads_and_leave_the_global_generators_as_they_were(whole):
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    interval, before = sys.getswitchinterval(), states()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            loaded = list(threads.map(load_policy, [whole / "whole"] * 12))
+    finally:
+        sys.setswitchinterval(interval)
+    assert states() == before
+    assert len({policy.compute_single_action(np.ones(4, np.float32)) for policy in loaded}) == 1
 
 
 def test_equal_seeds_give_equal_rollouts(whole):
