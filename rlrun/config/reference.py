@@ -36,6 +36,7 @@ of its key. After its last step it is constant.
 | `[[0, 1.0], [10_000, 0.05]]` | linear between points `[env_steps, value]` |
 | `{kind: polynomial, start: 1e-3, end: 0, env_steps: 1e6, power: 2}` | end + (start - end) (1 - t)^power; power 1 is a line |
 | `{kind: exponential, start: 1e-3, end: 1e-5, env_steps: 1e6}` | start (end / start)^t: it falls by the same factor in every step |
+| `{kind: cosine, start: 1e-3, end: 0, env_steps: 1e6}` | end + (start - end) (1 + cos(pi t)) / 2: slow, fast, slow |
 """  # noqa: E501 - a table
 
 _SWITCHED_ON = {

@@ -6,10 +6,13 @@
                                            end + (start - end) (1 - t)^power
     {kind: exponential, start: 1e-3, end: 1e-5, env_steps: 1e6}
                                            start (end / start)^t
+    {kind: cosine, start: 1e-3, end: 0, env_steps: 1e6}
+                                           end + (start - end) (1 + cos(pi t)) / 2
 
 t is the fraction of `env_steps` that is over. After its last point or step a schedule is constant.
 """
 
+import math
 import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -26,6 +29,7 @@ from rlrun.config.section import MOST
 Points = tuple[tuple[int, float], ...]
 
 _KEYS = {
+    "cosine": ("kind", "start", "end", "env_steps"),
     "exponential": ("kind", "start", "end", "env_steps"),
     "polynomial": ("kind", "start", "end", "env_steps", "power"),
 }
@@ -69,6 +73,8 @@ def _decayed(decay: Decay, part: float) -> float:
         return decay.end
     if decay.kind == "exponential":
         return decay.start * (decay.end / decay.start) ** part
+    if decay.kind == "cosine":
+        return decay.end + (decay.start - decay.end) * (1.0 + math.cos(math.pi * part)) / 2
     return decay.end + (decay.start - decay.end) * (1.0 - part) ** decay.power
 
 

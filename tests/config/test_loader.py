@@ -98,7 +98,7 @@ report: {sinks: [consol]}
         ("training: {lr: true}", "training.lr: expected a number or schedule"),
         (
             "training: {lr: {kind: [1], start: 1}}",
-            "training.lr.kind: expected kind: exponential or",
+            "training.lr.kind: expected kind: cosine or kind: exponential or",
         ),
         ("model: {kwargs: {hidden: [8]}}", "model: kwargs are arguments of the code that `use`"),
         ("multi_agent: {policies: {a: {kwargs: {n: 1}}}}", "policies.a: kwargs are arguments of"),

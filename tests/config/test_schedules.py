@@ -14,6 +14,7 @@ from rlrun.config.schedules import value_at
 LINE = "[[0, 1.0], [100, 0.5], [200, 0.0]]"
 SQUARE = "{kind: polynomial, start: 1, end: 0.2, env_steps: 2e2, power: 2}"
 STRAIGHT = "{kind: polynomial, start: 0, end: 1, env_steps: 200}"
+COSINE = "{kind: cosine, start: 1, end: 0.2, env_steps: 200}"
 HALVED = "{kind: exponential, start: 1, end: 0.25, env_steps: 200}"
 
 
@@ -25,6 +26,7 @@ HALVED = "{kind: exponential, start: 1, end: 0.25, env_steps: 200}"
         (SQUARE, [1.0, 0.65, 0.4, 0.2]),
         (STRAIGHT, [0.0, 0.25, 0.5, 1.0]),
         (HALVED, [1.0, math.sqrt(0.5), 0.5, 0.25]),
+        (COSINE, [1.0, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.2]),
     ],
 )
 def test_a_schedule_has_its_value_at_each_step_and_keeps_the_last(write, text, expected):
@@ -42,8 +44,9 @@ def test_a_schedule_has_its_value_at_each_step_and_keeps_the_last(write, text, e
         ("PPO", "training: {lr: 1e38}", "training.lr: expected a number or schedule from 0 to 10, got"),
         ("PPO", "training: {lr: [[0, 1e-3], [100, -1]]}", "training.lr[1][1]: expected a number from 0 to 10, got -1"),
         ("PPO", "training: {lr: [[0, 1], [.inf, 1]]}", "training.lr[1][0]: expected a whole number of env steps, at most 1,000,000,000,000,000, got inf"),
-        ("PPO", "training: {lr: {kind: exponentil}}", "training.lr.kind: expected kind: exponential or kind: polynomial, got the text 'exponentil' - did you mean exponential?"),
-        ("PPO", "training: {lr: {start: 1}}", "training.lr: expected kind: exponential or kind: polynomial, got null"),
+        ("PPO", "training: {lr: {kind: exponentil}}", "training.lr.kind: expected kind: cosine or kind: exponential or kind: polynomial, got the text 'exponentil' - did you mean exponential?"),
+        ("PPO", "training: {lr: {start: 1}}", "training.lr: expected kind: cosine or kind: exponential or kind: polynomial, got null"),
+        ("PPO", "training: {lr: {kind: cosine, start: 1, end: 1, env_steps: 9, power: 2}}", "training.lr.power: unknown key of cosine decay"),
         ("PPO", "training: {lr: {kind: polynomial, start: 1, end: 0}}", "training.lr: polynomial decay needs env_steps"),
         ("PPO", "training: {lr: {kind: exponential, start: 1, end: 0, env_steps: 9}}", "training.lr.end: exponential decay stays above 0, got 0"),
         ("PPO", "training: {lr: {kind: exponential, start: 1, end: 1, env_steps: 9, power: 2}}", "training.lr.power: unknown key of exponential decay"),
