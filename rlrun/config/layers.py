@@ -11,6 +11,7 @@ the whole mapping, since its keys are arguments of other code. So does a schedul
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 
@@ -168,7 +169,11 @@ def override_of(key: str, overrides: Sequence[str]) -> str | None:
 
 
 def split_address(address: str) -> list[str]:
-    """``training.lr`` or ``training/lr`` as keys; a stop key keeps its own slashes."""
+    """``training.lr`` or ``training/lr`` as keys; a stop key keeps its own slashes.
+
+    An item of a list is written ``callbacks.0`` or, as messages have it, ``callbacks[0]``.
+    """
+    address = re.sub(r"\[(\d+)\]", r".\1", address)
     if address.startswith(("stop.", "stop/")) and (key := address[5:]):
         return ["stop", key if "/" in key else key.replace(".", "/")]
     parts = address.split(".") if "." in address else address.split("/")

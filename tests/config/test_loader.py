@@ -269,8 +269,9 @@ class TestBase:
 
     def test_arguments_that_are_named_kind_are_none_of_a_schedule(self, write):
         file = write("callbacks: [{use: fake_algorithm:Callback, every: {kind: a, n: 1}}]")
-        (callback,) = load_experiment(file, ["callbacks.0.every.kind=b"]).callbacks
-        assert callback.kwargs == {"every": {"kind": "b", "n": 1}}
+        for address in ("callbacks.0.every.kind", "callbacks[0].every.kind"):
+            (callback,) = load_experiment(file, [f"{address}=b"]).callbacks
+            assert callback.kwargs == {"every": {"kind": "b", "n": 1}}
 
 
 class TestOverrides:
