@@ -101,6 +101,7 @@ class MultiAgentVectorEnv:
         failed: sub-environments that raised in the last step, which ended their episodes.
         stopped: whether the recorder has ended the rollout.
         num_steps: env steps of the last step, of all sub-environments together.
+        recorded: whether there is a recorder, which receives infos as well.
         info_keys: keys of numbers in an agent's last info to put into its metrics.
     """
 
@@ -126,6 +127,7 @@ class MultiAgentVectorEnv:
         self._idle = False  # whether a sub-environment has run all its episodes
         self._resetting: list[SubEnv] = []  # elsewhere
         self._horizon, self._recorder = horizon, recorder
+        self.recorded = recorder is not None
         self._rebuilder = rebuilder
         self._env_id, self._runner_index = env_id, runner_index
 
@@ -516,6 +518,7 @@ class MultiAgentVectorEnv:
                 reward=float(step.rewards[i]),
                 terminated=bool(step.terminateds[i]),
                 truncated=bool(step.truncateds[i]),
+                info=(step.infos or {}).get(i, {}),
             )
 
     def _recorded(

@@ -26,6 +26,8 @@ class AgentTransition:
     """Sum of the rewards since the action."""
     terminated: bool
     truncated: bool
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Its info that came with ``next_obs``."""
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,8 @@ class AgentEnvs:
     def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
         """Begin to count the steps of a fragment."""
         for policy_id, actor in actors.items():
-            self.env.policies[policy_id].wants_infos = actor.wants_infos
+            wants_infos = actor.wants_infos or self.env.recorded
+            self.env.policies[policy_id].wants_infos = wants_infos
         self.episodes.begin_fragment()
         self._earlier = [(sub.step, sub.transitions) for sub in self.env.subs]
         self._env_steps = self._agent_steps = 0

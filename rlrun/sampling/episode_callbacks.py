@@ -53,7 +53,7 @@ class LiveEpisode:
     rewards: dict[Any, float] = field(default_factory=dict)
     """Their rewards since then."""
     infos: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
-    """The step's info, of an environment with one agent."""
+    """Their infos."""
     user_data: dict[str, Any] = field(default_factory=dict)
     """For the callback's own use."""
     custom_metrics: dict[str, float] = field(default_factory=dict)
@@ -98,28 +98,36 @@ class EpisodeCallbacks:
             if number is None or episode is None:
                 continue
             by_id[episode.id] = episode
-            for latest in (episode.observations, episode.actions, episode.rewards):
+            for latest in (episode.observations, episode.actions, episode.rewards, episode.infos):
                 latest.clear()
             episode.length += 1
             episode.terminated = bool(shown.terminateds[i])
             episode.truncated = bool(shown.truncateds[i])
             if shown.obs is not None:
                 seen, action = _row(shown.next_obs, i), _row(shown.actions, i)
-                self._take(episode, ONLY_AGENT, seen, action, shown.rewards[i])
-                episode.infos[ONLY_AGENT] = (shown.infos or {}).get(i, {})
+                info = (shown.infos or {}).get(i, {})
+                self._take(episode, ONLY_AGENT, seen, action, shown.rewards[i], info)
                 episode.policies[ONLY_AGENT] = DEFAULT_POLICY_ID
         for done in shown.agents:
             episode = by_id.get(done.episode)
             if episode is not None:
                 episode.policies[done.agent] = done.policy_id
-                self._take(episode, done.agent, done.next_obs, done.action, done.reward)
+                seen, info = done.next_obs, done.info
+                self._take(episode, done.agent, seen, done.action, done.reward, info)
         for episode in by_id.values():
             self._call("on_episode_step", episode)
 
     @staticmethod
-    def _take(episode: LiveEpisode, agent: Any, obs: Any, action: Any, reward: float) -> None:
+    def _take(
+        episode: LiveEpisode,
+        agent: Any,
+        obs: Any,
+        action: Any,
+        reward: float,
+        info: Mapping[str, Any],
+    ) -> None:
         episode.observations[agent], episode.actions[agent] = obs, action
-        episode.rewards[agent] = float(reward)
+        episode.rewards[agent], episode.infos[agent] = float(reward), info
         episode.returns[agent] = episode.returns.get(agent, 0.0) + float(reward)
 
     def stepping(self, step: Callable[[], None], episodes: Episodes) -> Callable[[], None]:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections import Counter
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -248,12 +249,13 @@ class Leaving(MultiAgentEnv):
         return seen, dict.fromkeys(actions, 1.0), left, {"__all__": False}, infos
 
 
-def leaving(built, *, info_keys=("t",), window=100, **env):
+def leaving(built, *, info_keys=("t",), window=100, callbacks=None, **env):
     config = PPOConfig().training(train_batch_size=2, minibatch_size=2, num_epochs=1)
     config = config.environment(f"{__name__}:Leaving", env_config=env)
     config = config.multi_agent(policies=["p", "q"], agents={"c": "q", "*": "p"})
     config = config.reporting(info_keys=list(info_keys), smoothing_episodes=window)
     config = config.evaluation(interval=1, episodes=1)
+    config = config if callbacks is None else config.callbacks(callbacks)
     return built(config.debugging(seed=0))
 
 
@@ -273,6 +275,22 @@ def test_numbers_of_agents_infos_are_reported_by_policy_and_survive_a_resume(bui
     evaluation = first["evaluation"]
     assert evaluation["custom_metrics"]["policy_t_max"] == {"p": 3.0, "q": 3.0}
     assert evaluation["policy_success_rate"] == {"p": 0.0, "q": 1.0}
+
+
+class SeesInfos(Callbacks):
+    """Counts the infos that come with each step of an episode."""
+
+    def on_episode_step(self, env_runner, episode):
+        for name, info in episode.infos.items():
+            calls[name, info["t"]] += 1
+
+
+def test_callbacks_see_the_infos_of_several_agents(built):
+    calls.clear()
+    algorithm = leaving(built, callbacks=f"{__name__}:SeesInfos")
+    algorithm.evaluate()
+    steps = [("a", 1), *product("bc", (1, 2, 3))]
+    assert calls == dict.fromkeys(steps, 1)
 
 
 def test_a_key_that_no_agents_info_has_is_warned_of(built, caplog):
