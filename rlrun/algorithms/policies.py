@@ -38,7 +38,7 @@ from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 State = dict[str, Any]
 
-_LARGE_RETURN = 1e6  # whose square takes a value loss near the end of float32's precision
+_LARGE_RETURN = 1e6  # value losses grow with its square
 
 
 class DivergedError(RuntimeError):

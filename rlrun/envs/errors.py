@@ -27,9 +27,9 @@ RETURNED = {
 
 def is_of_reading(error: BaseException) -> bool:
     """Whether the error was raised in reading what a call returned, rather than in the call."""
-    traceback = error.__traceback__
+    traceback = error.__traceback__  # from the function that caught the error inwards
     in_the_call = traceback is None or traceback.tb_next is not None
-    return isinstance(error, TypeError | ValueError) and not in_the_call
+    return isinstance(error, TypeError | ValueError | OverflowError) and not in_the_call
 
 
 class EnvFailure(Exception):  # noqa: N818 - it becomes an EnvError, with its place

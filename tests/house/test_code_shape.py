@@ -20,7 +20,6 @@ SMALL_FILES = {
     "connectors/errors.py": "the command line tells the error without importing numpy",
     "config/old_names.py": "the base of classes in four rooms",
     "envs/remote_env.py": "imports Ray, which the other environments do without",
-    "envs/recorded_step.py": "what recorders receive, from one agent and from several alike",
     "experiment/report/numbers.py": "imports nothing, so that all reports and messages can use it",
     "experiment/report/plots.py": "shared by sweeps and verifications",
 }

@@ -328,7 +328,7 @@ class Answers(CountingEnv):
         answer = super().step(action)
         if self.method != "step" or self.t != 4:
             return answer
-        return [*answer[:1], self.wrong, *answer[2:]] if self.wrong is None else self.wrong
+        return self.wrong if isinstance(self.wrong, tuple) else (answer[0], self.wrong, *answer[2:])
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -336,6 +336,12 @@ class Answers(CountingEnv):
     ("method", "wrong", "says", "step"),
     [
         ("step", None, "must be real number, not NoneType: step() must return (observation, r", 3),
+        (
+            "step",
+            10**400,
+            "int too large to convert to float: step() must return (observation, r",
+            3,
+        ),
         ("step", (0, 1.0, False, {}), "(expected 5, got 4): step() must return (observation, ", 3),
         ("reset", None, "reset() must return (observation, info)", -1),
     ],
