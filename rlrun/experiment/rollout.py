@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.error import DependencyNotInstalled
@@ -39,8 +39,9 @@ from rlrun.sampling.evaluation import run_episodes
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
-_LOADING = Lock()
-"""Held while a policy is loaded, since that exchanges the states of the global generators."""
+_LOADING = RLock()
+"""Held while a policy is loaded, since that exchanges the states of the global generators. An
+environment may load another policy, of its opponent, when it is built."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,21 @@ def test_policies_are_loaded_in_threads_and_leave_the_global_generators_as_they_
     assert len({policy.compute_single_action(np.ones(4, np.float32)) for policy in loaded}) == 1
 
 
+class AgainstAnother(gymnasium.Wrapper):
+    """CartPole-v1 with a policy of another run, as an opponent would be."""
+
+    def __init__(self, other):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.other = load_policy(other)
+
+
+def test_an_environment_may_load_a_policy(whole, tmp_path):
+    env = {"use": f"{__name__}:AgainstAnother", "other": str(whole / "whole")}
+    overrides = [f"env={json.dumps(env)}", "stop.training_iteration=1", "evaluation=null"]
+    run_experiment(whole / "ppo.yaml", overrides, run_dir=tmp_path / "run", console="quiet")
+    assert load_policy(tmp_path / "run").compute_single_action(np.ones(4, np.float32)) in (0, 1)
+
+
 def test_equal_seeds_give_equal_rollouts(whole):
     run = whole / "whole"
     first, again, other = (
