@@ -406,7 +406,8 @@ class MultiAgentVectorEnv:
         assert sub.episode is not None
         phase: EnvPhase = "step" if sub.step else "reset"
         try:
-            policy_id = self.mapping.policy_of(agent_id, sub.start)
+            there = tuple(filter(self.policies.__contains__, sub.start.policies))
+            policy_id = self.mapping.policy_of(agent_id, replace(sub.start, policies=there))
             slots = self.policies[policy_id]
             env = self.envs.envs[sub.index]
             if agent_id not in env.possible_agents:

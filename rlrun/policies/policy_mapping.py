@@ -39,7 +39,7 @@ class EpisodeStart:
     seed: int
     """What the environment is reset with."""
     policies: tuple[str, ...]
-    """Ids of all policies there are now."""
+    """Ids of the policies that there were when the episode began, and that are not removed."""
     rng: np.random.Generator
     """The only randomness that keeps runs reproducible; one generator for the whole episode."""
 

@@ -151,7 +151,9 @@ class AgentEnvs:
         recorded = self._recorded[sub.index]
         running = recorded[-1]
         running.steps = sub.step
-        running.known = [] if sub.start is None else list(sub.start.policies)
+        if sub.start is not None:
+            running.known = list(sub.start.policies)
+            running.mapping_rng = sub.start.rng.bit_generator.state
         running.policies = [agent.policy_id for agent in sub.agents.values()]
         if running.since_reset > self.episodes.max_replayed:
             del recorded[:-1]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,6 @@ from rlrun.data.seeding import mapping_rng
 from rlrun.envs.agent_slots import PlannedEpisode
 from rlrun.envs.errors import RAISED
 from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
-from rlrun.policies.policy_mapping import MappingError
 from rlrun.sampling.episodes import Episodes, Plan
 from rlrun.sampling.policy_actor import PolicyActor
 
@@ -46,6 +44,8 @@ class RecordedEpisode:
     steps: int = 0
     known: list[str] = field(default_factory=list)
     """Ids of the policies that there were when it began."""
+    mapping_rng: dict[str, Any] | None = None
+    """State of the random numbers for the agents that join next; older checkpoints lack it."""
     policies: list[str] = field(default_factory=list)
     """Policy id of each agent, by index."""
     actions: dict[int, list[tuple[Array, Array]]] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class RecordedEpisode:
             "before": self.before,
             "steps": self.steps,
             "known": self.known,
+            "mapping_rng": self.mapping_rng,
             "policies": self.policies,
             "actions": {
                 str(agent): {"steps": steps, "actions": actions}
@@ -86,6 +87,7 @@ class RecordedEpisode:
             int(state.get("before", 0)),  # older checkpoints lack it
             int(state["steps"]),
             [str(policy_id) for policy_id in state["known"]],
+            state.get("mapping_rng"),
             [str(policy_id) for policy_id in state["policies"]],
             {
                 int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
@@ -169,7 +171,10 @@ class AgentReplay:
     def _begin(self, sub: SubEnv, episode: RecordedEpisode) -> None:
         """Let an episode that has run before begin once more, still without agents."""
         seed = self._plan.seed(sub.index, episode.number)
-        planned = PlannedEpisode(episode.episode_id, seed, seed, mapping_rng(seed))
+        rng = mapping_rng(seed)
+        if episode.mapping_rng is not None:
+            rng.bit_generator.state = episode.mapping_rng
+        planned = PlannedEpisode(episode.episode_id, seed, seed, rng)
         sub.agents, sub.episode = {}, planned
         self._env.set_start(sub, planned, tuple(episode.known))
 
@@ -178,10 +183,6 @@ class AgentReplay:
         for agent_id in observations:
             index = len(sub.agents)
             if agent_id not in sub.agents and index < len(policies):
-                # Asked again, so that its random numbers go on from where they were.
-                with suppress(MappingError):
-                    assert sub.start is not None
-                    self._env.mapping.policy_of(agent_id, sub.start)
                 self._env.new_agent(sub, agent_id, policies[index])
 
 

@@ -67,6 +67,11 @@ def older_or_main(agent, episode):
     return episode.policies[int(episode.rng.integers(len(episode.policies)))]
 
 
+def any_policy(agent, episode):
+    """One of all policies."""
+    return episode.policies[int(episode.rng.integers(len(episode.policies)))]
+
+
 def has_most_rows(policy_id, batch):
     """Whether the policy has the most rows of the train batch; without one, it has."""
     if batch is None:
@@ -368,6 +373,26 @@ def test_callbacks_may_add_and_remove_policies_at_any_point_of_an_iteration(buil
     for _ in range(8):
         result = algorithm.train()
     assert result["removed"]
+
+
+def test_agents_that_join_late_get_no_policy_that_was_removed_meanwhile(built, tmp_path):
+    """Also after a resume, where agents have joined before the removal and join after it."""
+
+    def make():
+        mapping = {"policies": ["main", "other"], "agents": f"{__name__}:any_policy"}
+        config = CONFIGS["PPO"]().environment("TakeTurns", num_players=9, goal=40)
+        config = config.env_runners(num_envs_per_env_runner=5).training(train_batch_size=60)
+        return built(config.multi_agent(**mapping).debugging(seed=5))
+
+    algorithm, resumed = make(), make()
+    for i in range(12):
+        algorithm.add_policy(f"older_{i}", like="main")
+    for i in range(12):
+        train(algorithm, 1)
+        algorithm.remove_policy(f"older_{i}")
+        algorithm.save(tmp_path / str(i))
+        resumed.restore(tmp_path / str(i))
+        assert train(resumed, 1) == train(algorithm, 1)
 
 
 @pytest.mark.parametrize("name", ["DQN", "SAC", LOCKSTEP])
