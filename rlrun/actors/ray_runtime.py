@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import resource
+import secrets
 import shutil
 import signal
 import sys
@@ -291,7 +292,7 @@ def _start_local(timeout_s: float) -> None:
             f"Ray cannot be started with a limit of {files} open files: raise it, for instance "
             "with `ulimit -n 1024`"
         )
-    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s)}
+    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s), **_token()}
     with environment_variables(variables), _single_machine(timeout_s):
         try:
             ray.init(
@@ -364,6 +365,12 @@ def _worker_variables() -> dict[str, str]:
     """Environment variables of runners' processes."""
     paths = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **_WORKER_VARIABLES}
+
+
+def _token() -> dict[str, str]:
+    """A token for a Ray that cannot write its own into the home directory."""
+    writable = os.access(os.path.expanduser("~"), os.W_OK)
+    return {} if writable else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextmanager

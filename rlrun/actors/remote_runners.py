@@ -569,4 +569,5 @@ def _in_one_line(result: CallResult) -> str:
     """What has failed."""
     if result.actor_failed:
         return "its process died"
-    return (str(result.error).splitlines() or [type(result.error).__name__])[-1]
+    last = (str(result.error).splitlines() or [type(result.error).__name__])[-1]
+    return f"{result.error.reason}; {last}" if isinstance(result.error, EnvError) else last

@@ -220,8 +220,9 @@ def load_policy(
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
+    no_limit = ["fault_tolerance.env_timeout_s=null"]  # it would need the main thread
     with _LOADING:
-        algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
+        algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), no_limit, trust=trust)
         try:
             return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
         finally:

@@ -90,11 +90,12 @@ def test_runners_that_had_no_state_begin_afresh(
 
 @pytest.mark.faults
 def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment(
-    make_group: Any,
+    make_group: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = make_group({(2, 1): "raise"})
     assert rounds(group, 3) == rounds(make_group(), 3)
     assert group.num_restarts == 1
+    assert "env runner 2 is restarted: KeyError: 'missing'; step failed: env 'F" in caplog.text
     assert group.foreach_env_runner(lambda runner: runner.recreated) == [False, True]
 
 

@@ -177,6 +177,20 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
     assert f"MiB of disk in {tmp_path}, which cannot be written" in second
 
 
+@pytest.mark.faults
+def test_ray_starts_where_the_home_directory_cannot_be_written() -> None:
+    run = """
+import ray
+from rlrun.actors.ray_runtime import start_ray
+from rlrun.config.schema import EnvRunnersConfig
+start_ray(EnvRunnersConfig(num_env_runners=1))
+print(ray.get(ray.remote(lambda: "answered").remote()))
+"""
+    environment = {**os.environ, "HOME": "/proc/none"}
+    done = subprocess.run([sys.executable, "-c", run], env=environment, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"answered\n", b"")
+
+
 @pytest.mark.parametrize("mode", [None, "token"])
 def test_a_cluster_that_does_not_answer_may_ask_for_a_token(
     monkeypatch: pytest.MonkeyPatch, mode: str | None

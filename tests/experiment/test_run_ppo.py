@@ -147,6 +147,14 @@ def test_equal_seeds_give_equal_rollouts(whole):
     assert len(first) == 4
 
 
+def test_a_policy_of_a_run_with_a_limit_for_environments_is_loaded_in_any_thread(whole):
+    words = ["fault_tolerance.env_timeout_s=5", "stop.training_iteration=1"]
+    run_experiment(whole / "ppo.yaml", words, run_dir=whole / "limited", console="quiet")
+    with ThreadPoolExecutor(1) as thread:
+        policy = thread.submit(load_policy, whole / "limited").result()
+    assert policy.num_envs == 1
+
+
 def check_transitions(columns, prefix, episode, expected_return):
     """The rows of one episode follow each other up to its end."""
     rows = columns[f"{prefix}episode"] == episode
