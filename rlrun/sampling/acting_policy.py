@@ -9,6 +9,7 @@ weights are from.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data.column_data import num_rows, pick
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.env import observation_problem, stack_observations
+from rlrun.envs.episode_vector_env import bad_value_test
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
 
@@ -60,6 +62,8 @@ class ActingPolicy:
         self.num_envs = num_envs
         explore = connectors.policy.explores if explore is None else explore
         self.observation_space, self.action_space = connectors.env_spaces
+        self._action_spaces = batch_space(self.action_space, num_envs)
+        self._has_bad_values = bad_value_test(self.observation_space)
         self._actor = PolicyActor(
             connectors, settings, num_slots=num_envs, explore=explore, collects=False
         )
@@ -84,12 +88,12 @@ class ActingPolicy:
 
         Raises:
             ValueError: the policy acts in several environments, or the observation is of another
-                form than the space.
+                form than the space, or holds NaN, an infinity or an index out of range.
         """
         if self.num_envs != 1:
             raise ValueError(f"the policy acts in {self.num_envs} environments: compute_actions()")
         actions = self.compute_actions([observation], np.array([reward]))
-        return next(iter(iterate(batch_space(self.action_space, 1), actions)))
+        return next(iter(iterate(self._action_spaces, actions)))
 
     def compute_actions(self, observations: Any, rewards: Any = None) -> Any:
         """The actions for the observations of all environments.
@@ -103,7 +107,8 @@ class ActingPolicy:
 
         Raises:
             ValueError: the observations are of another number of environments, or one in a list is
-                of another form than the space.
+                of another form than the space, or one holds NaN, an infinity or an index out of
+                range.
         """
         if isinstance(observations, list):
             observations = self._stack(observations)
@@ -111,6 +116,9 @@ class ActingPolicy:
             raise ValueError(
                 f"there are {num_rows(observations)} observations, of {self.num_envs} environments"
             )
+        if self._has_bad_values(observations):
+            rows = iterate(batch_space(self.observation_space, self.num_envs), observations)
+            raise ValueError(self._problem(rows))
         rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
         with self._lock:
             return self._actor.to_env(self._act(observations, rewards))
@@ -121,8 +129,12 @@ class ActingPolicy:
         try:
             return stack_observations(space, observations, empty)
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            problems = (observation_problem(space, each) for each in observations)
-            raise ValueError(next(filter(None, problems), str(error))) from None
+            raise ValueError(self._problem(observations) or str(error)) from None
+
+    def _problem(self, observations: Iterable[Any]) -> str | None:
+        """What is wrong with the first observation that is not in the space; None if all are."""
+        problems = (observation_problem(self.observation_space, each) for each in observations)
+        return next(filter(None, problems), None)
 
     def _act(self, observations: Any, rewards: NDArray[np.float64]) -> Any:
         actor, begins = self._actor, self._begins

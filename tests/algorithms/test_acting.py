@@ -269,6 +269,24 @@ def test_what_cannot_be_acted_on_is_named(built):
         policy.compute_actions(np.zeros((2, 4), np.float32))
 
 
+def test_an_observation_that_would_stop_training_is_not_acted_on(built):
+    """Nor remembered: the next action is for an episode without it."""
+    config = PPOConfig().environment("CartPole-v1").model(use_lstm=True, lstm_cell_size=4)
+    policy, other = (built(config.copy().debugging(seed=1)).acting_policy() for _ in range(2))
+    zeros, broken = np.zeros(4, np.float32), np.float32([0, np.nan, 0, 0])
+    policy.compute_single_action(zeros)
+    for act, given in ((policy.compute_single_action, broken), (policy.compute_actions, [broken])):
+        with pytest.raises(ValueError, match=r"observation holds NaN at index \(1,\)"):
+            act(given)
+    with pytest.raises(ValueError, match="NaN"):
+        policy.compute_actions(broken[None])
+    other.compute_single_action(zeros)
+    assert policy.compute_single_action(zeros) == other.compute_single_action(zeros)
+    taxi = built(PGConfig().environment("Taxi-v4")).acting_policy()
+    with pytest.raises(ValueError, match=r"500\)? is not in Discrete\(500\)"):
+        taxi.compute_single_action({"observation": 500, "action_mask": np.ones(6, np.int8)})
+
+
 def test_threads_that_share_a_policy_get_the_actions_for_their_own_observations(built):
     policy = built(PPOConfig().environment("Pendulum-v1")).acting_policy()
     observations = [policy.observation_space.sample() for _ in range(200)]
