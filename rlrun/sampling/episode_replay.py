@@ -44,7 +44,7 @@ class RecordedEpisode:
     steps: int = 0
     known: list[str] = field(default_factory=list)
     """Ids of the policies that there were when it began."""
-    mapping_rng: dict[str, Any] | None = None
+    mapping_rng: Mapping[str, Any] | None = None
     """State of the random numbers for the agents that join next; older checkpoints lack it."""
     policies: list[str] = field(default_factory=list)
     """Policy id of each agent, by index."""
