@@ -8,7 +8,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tiny import ALGORITHMS, FILTERED, LSTM, SEVERAL_AGENTS, assert_equal_weights, train
+from tiny import (
+    ALGORITHMS,
+    FILTERED,
+    LSTM,
+    SEVERAL_AGENTS,
+    SHORT,
+    assert_equal_weights,
+    train,
+)
 
 from rlrun import Algorithm, DQNConfig, PGConfig, PPOConfig
 from rlrun.algorithms.ppo import PPO
@@ -23,7 +31,8 @@ EPISODES = {"evaluation": {"episodes": 3}, **FILTERED}
 
 def returns_by_hand(policy, env_name, seeds):
     """Of an episode for each seed, in one environment."""
-    env, returns = gym.make(env_name), []
+    limit = SHORT["max_episode_steps"] if env_name == SHORT["use"] else None
+    env, returns = gym.make(env_name, max_episode_steps=limit), []
     for seed in seeds:
         policy.reset()
         observation, reward, total, over = env.reset(seed=seed)[0], 0.0, 0.0, False

@@ -40,6 +40,7 @@ from rlrun.policies.rl_module import ActorCritic
 # Which fragment comes first depends on the machine, if there are runners to wait for.
 ASYNCHRONOUS = ("A3C", "IMPALA", "IMPALA, LSTM", "APPO")
 DISCRETE_ALONE = ("DQN", "DQN, GRU", "Rainbow")
+REPLAYS = (*DISCRETE_ALONE, "SAC")
 ONE_AGENT = [
     (name, env)
     for name in ALGORITHMS
@@ -49,9 +50,8 @@ ONE_AGENT = [
 CASES = [*ONE_AGENT, *((name, SEVERAL_AGENTS) for name in CONFIGS)]
 
 
-def with_actors(names):
+def with_actors(names, fast=()):
     """As parameters; actors take seconds to start, so most of them wait for the slow tier."""
-    fast = ("PPO", "IMPALA")
     return [pytest.param(n, marks=() if n in fast else pytest.mark.faults) for n in names]
 
 
@@ -368,7 +368,7 @@ def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
     assert [row["agent_steps"] for row in rows[0]] == [row["env_steps"] for row in rows[0]]
 
 
-@pytest.mark.parametrize("name", with_actors(ALGORITHMS))
+@pytest.mark.parametrize("name", with_actors(ALGORITHMS, fast=["PPO"]))
 @pytest.mark.parametrize(
     ("runners", "num_envs"), [pytest.param(2, 2, marks=pytest.mark.faults), (3, 4)]
 )
@@ -398,8 +398,8 @@ def test_two_runs_with_remote_runners_agree(built, name):
 def test_it_learns_what_to_do_in_two_states(built, name):
     """It is shown one of two tokens and has to name it; ten times right is a return of 10."""
     names_tokens = {"use": "RepeatAfterMe", "delay": 0, "length": 10}
-    fast = {"training": {"lr": 0.01}, "evaluation": {"episodes": 5}}
-    algorithm = built(name, names_tokens, seed=2, **fast)
+    fast = {"lr": 0.01, **({"training_intensity": 8} if name in REPLAYS else {})}
+    algorithm = built(name, names_tokens, seed=2, training=fast, evaluation={"episodes": 5})
     assert algorithm.evaluate()["episode_return_mean"] < 10
     right_in_a_row = 0
     for _ in range(40):

@@ -22,6 +22,7 @@ REPLAY = {
     "train_batch_size": BATCH,
     "minibatch_size": 16,
     "num_steps_sampled_before_learning_starts": 20,
+    "training_intensity": 2,  # 8 updates an iteration
 }
 BUFFER = {"capacity": 150, "prioritized": True, "store_in_checkpoints": True}
 LSTM = {
@@ -76,12 +77,7 @@ ALGORITHMS = {
         .model(hidden=[8], use_gru=True, lstm_cell_size=8, max_seq_len=5)
         .replay(**BUFFER, burn_in=3)
     ),
-    "SAC": lambda: (
-        SACConfig()
-        .training(**REPLAY, training_intensity=8, n_step=2)
-        .model(hidden=[16])
-        .replay(**BUFFER)
-    ),
+    "SAC": lambda: SACConfig().training(**REPLAY, n_step=2).model(hidden=[16]).replay(**BUFFER),
 }
 LOCKSTEP = "DQN, lockstep"  # for several policies alone
 CONFIGS = {
@@ -94,6 +90,7 @@ CONFIGS = {
 }
 SEVERAL_AGENTS = "MultiAgentCartPole"
 EACH = {"policies": ["agent_0", "agent_1"]}
+SHORT = {"use": "Pendulum-v1", "max_episode_steps": 30}  # its own 200 steps outlast most tests
 FILTERED = {
     "env_runners": {"observation_filter": "MeanStdFilter"},
     "connectors": {"normalize_rewards": True},
@@ -108,6 +105,8 @@ def build(name, env="CartPole-v1", *, runners=0, num_envs=2, seed=5, **sections)
     """
     if env == SEVERAL_AGENTS:
         sections = {"multi_agent": EACH, **sections}
+    if env == "Pendulum-v1":
+        env = SHORT
     config = (
         CONFIGS[name]()
         .environment(env)

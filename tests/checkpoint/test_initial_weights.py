@@ -38,7 +38,7 @@ def agents(policies, to="*", config=ppo):
 
 
 def small(config_class, env):
-    training = {"train_batch_size": 64, "minibatch_size": 16}
+    training = {"train_batch_size": 64, "minibatch_size": 16, "training_intensity": 4}
     starts = {"num_steps_sampled_before_learning_starts": 20}
     config = config_class().environment(env).training(**training, **starts)
     return config.model(hidden=[8]).debugging(seed=1)

@@ -87,7 +87,7 @@ def test_a_vector_of_environments_cannot_be_wrapped():
 @pytest.mark.parametrize("name", ["PPO", "A2C", "PG", "IMPALA", "APPO", "DQN", "SAC"])
 def test_every_discrete_algorithm_obeys_masks_in_infos(name):
     replays = name in ("DQN", "SAC")
-    sizes = ["num_steps_sampled_before_learning_starts=8"] if replays else []
+    sizes = ["num_steps_sampled_before_learning_starts=8", "training_intensity=8"] * replays
     sizes += ["minibatch_size=8"] if replays or name in ("PPO", "APPO") else []
     overrides = [
         *(f"algorithm={name}", f"env={__name__}:Masked", "seed=1", "model.hidden=[4]"),

@@ -19,6 +19,7 @@ TINY = [
 TINY_TRAINING = {
     "minibatch_size": 32,
     "num_epochs": 1,
+    "training_intensity": 4,
     "num_steps_sampled_before_learning_starts": 96,
 }
 
