@@ -212,10 +212,3 @@ class FailingCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.step_in_episode == 3:
             raise ValueError("it fell")
         return super().step(action)
-
-
-class OwnCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole under an import path of the user's."""
-
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))

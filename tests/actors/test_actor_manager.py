@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ class Toy:
             raise ValueError("as ordered")
         return self.actor_id, self.calls
 
+    def forget(self) -> None:
+        self.calls = 0
+
     def sleep(self, seconds_by_id: dict[int, float]) -> int:
         time.sleep(seconds_by_id.get(self.actor_id, 0.0))
         return self.actor_id
@@ -36,14 +40,25 @@ class Toy:
         return self.recreated
 
 
-@pytest.fixture
-def manager(local_ray: None) -> Any:
+def managed(number: int = 2, **settings: Any) -> FaultTolerantActorManager:
     import ray
 
     toy: Any = ray.remote(num_cpus=0.1)(Toy)
-    made = FaultTolerantActorManager(toy.remote, 2, max_restarts=1)
+    return FaultTolerantActorManager(toy.remote, number, **settings)
+
+
+@pytest.fixture(scope="module")
+def two_actors(local_ray: None) -> Iterator[Any]:
+    made = managed()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def manager(two_actors: Any) -> Any:
+    """Of two healthy actors that have counted nothing; they take a second to start."""
+    two_actors.foreach_actor("forget")
+    return two_actors
 
 
 def values(results: list[Any]) -> list[Any]:
@@ -89,8 +104,7 @@ def test_results_of_an_actor_come_in_the_order_of_its_calls(
 ) -> None:
     import ray
 
-    toy: Any = ray.remote(num_cpus=0.1)(Toy)
-    manager = FaultTolerantActorManager(toy.remote, 1, max_in_flight=2)
+    manager = managed(1, max_in_flight=2)
     for tag in ("a", "b"):
         manager.foreach_actor_async("count", tag=tag)
     assert values(manager.foreach_actor("ping")) == [1]  # so both have been answered
@@ -107,7 +121,8 @@ def test_results_of_an_actor_come_in_the_order_of_its_calls(
 
 
 @pytest.mark.faults
-def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(manager: Any) -> None:
+def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(local_ray: None) -> None:
+    manager = managed(max_restarts=1)
     manager.foreach_actor_async("die", actor_ids=[1], tag="x")
     (result,) = manager.fetch_ready_async_reqs(timeout_s=20.0)
     assert (result.actor_id, result.actor_failed) == (1, True)
@@ -123,6 +138,7 @@ def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(manager: A
     assert not manager.can_restart(1)
     with pytest.raises(RuntimeError, match="restarted 1 times"):
         manager.restart(1)
+    manager.stop()
 
 
 def test_an_actor_that_was_only_suspected_comes_back_by_a_probe(manager: Any) -> None:

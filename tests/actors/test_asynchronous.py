@@ -344,9 +344,9 @@ def test_a_runner_that_a_call_of_all_finds_dead_takes_part_in_rounds_sampled_ahe
 
 
 def test_after_an_interrupt_no_fragment_sampled_ahead_is_lost_or_taken_twice(
-    make_faulty: Any, monkeypatch: pytest.MonkeyPatch
+    make_sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, group = make_faulty({}, 2)
+    _, group, _ = make_sampler(2)
     ahead = RoundAhead(group, Requests(), lambda state: FakeRequest(**state))  # type: ignore[arg-type,return-value]
     ahead.begin([1, 1], None)
 

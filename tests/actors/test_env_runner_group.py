@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ def make_group(local_ray: None, tmp_path: Path) -> Any:
         group.stop()
 
 
+@pytest.fixture(scope="module")
+def two_runners(local_ray: None) -> Iterator[EnvRunnerGroup]:
+    group = fake_group()
+    yield group
+    group.stop()
+
+
+@pytest.fixture
+def group(two_runners: EnvRunnerGroup) -> EnvRunnerGroup:
+    """Two healthy runners that begin afresh; actors take a second to start."""
+    two_runners.set_states({1: None, 2: None})
+    return two_runners
+
+
 def rounds(group: EnvRunnerGroup, number: int, weights: Any = None) -> list[Any]:
     return [
         [
@@ -58,11 +73,10 @@ def test_a_local_group_never_imports_ray() -> None:
 
 
 def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
-    make_group: Any, monkeypatch: pytest.MonkeyPatch
+    group: EnvRunnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pickled: list[Any] = []
     monkeypatch.setattr(remote_runners, "pack", lambda what: pickled.append(what) or pack(what))
-    group = make_group()
     weights = np.arange(4, dtype=np.float32)
     assert rounds(group, 2, weights) == [
         [(1, 2, 2, 6.0, None), (2, 3, 3, 6.0, None)],
@@ -79,9 +93,8 @@ def test_a_round_is_ordered_and_each_runner_gets_its_length_and_the_weights(
 
 @pytest.mark.parametrize("known", [{1: {"count": 10}}, {0: {"count": 1}, 1: {"count": 10}}])
 def test_runners_that_had_no_state_begin_afresh(
-    make_group: Any, known: Any, caplog: pytest.LogCaptureFixture
+    group: EnvRunnerGroup, known: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = make_group()
     rounds(group, 1)
     group.set_states(known)
     assert group.foreach_env_runner(lambda runner: runner.count) == [10, 0]
@@ -115,13 +128,13 @@ def test_an_error_that_comes_back_at_the_same_place_ends_the_run_as_it_was_raise
 
 
 def test_without_restarts_the_first_error_ends_the_run(make_group: Any) -> None:
-    group = make_group({(1, 0): "raise"}, **NO_RESTARTS)
+    group = make_group({(1, 0): "raise"}, number=1, **NO_RESTARTS)
     with pytest.raises(EnvError, match="runner 1"):
         rounds(group, 1)
 
 
 def test_a_bug_outside_of_the_environment_is_never_retried(make_group: Any) -> None:
-    group = make_group({(1, 0): "bug"})
+    group = make_group({(1, 0): "bug"}, number=1)
     with pytest.raises(KeyError, match="a bug of ours"):
         rounds(group, 1)
     assert group.num_restarts == 0
@@ -134,7 +147,7 @@ def test_a_bug_outside_of_the_environment_is_never_retried(make_group: Any) -> N
 def test_any_other_error_of_a_runner_brings_its_traceback(
     make_group: Any, what: str, error: type[Exception], last: str
 ) -> None:
-    group = make_group({(1, 0): what})
+    group = make_group({(1, 0): what}, number=1)
     with pytest.raises(error) as caught:
         rounds(group, 1)
     shown = user_traceback(caught.value)
@@ -147,7 +160,7 @@ def test_any_other_error_of_a_runner_brings_its_traceback(
 
 def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: Any) -> None:
     with pytest.raises(EnvError, match="ValueError: no") as caught:
-        make_group({"constructor": 2})
+        make_group({"constructor": 1}, number=1)
     assert caught.value.phase == "constructor"
 
 
@@ -254,16 +267,18 @@ def test_a_runner_that_died_between_rounds_is_replaced_or_left_out(
     assert (group.num_restarts, group.num_healthy) == (len(counts) - 1, len(counts))
 
 
-def test_what_a_call_changes_between_rounds_is_in_the_states_of_runners(make_group: Any) -> None:
-    group = make_group()
+def test_what_a_call_changes_between_rounds_is_in_the_states_of_runners(
+    group: EnvRunnerGroup,
+) -> None:
     rounds(group, 1)
     group.foreach_env_runner(lambda runner: setattr(runner, "count", 10 * runner.runner_index))
     assert group.get_states() == {1: {"count": 10}, 2: {"count": 20}}
     assert [reply.batch[1] for reply in group.sample(FakeRequest(1))] == [12, 22]
 
 
-def test_a_call_in_the_middle_of_a_round_leaves_states_as_they_were_taken(make_group: Any) -> None:
-    group = make_group()
+def test_a_call_in_the_middle_of_a_round_leaves_states_as_they_were_taken(
+    group: EnvRunnerGroup,
+) -> None:
     rounds(group, 1)
     before = group.get_states()
     under_way = group.begin(FakeRequest(1))

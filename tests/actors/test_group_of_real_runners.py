@@ -63,6 +63,8 @@ def test_remote_runners_sample_what_local_ones_do_without_torch(local_ray: None)
             return "torch" in sys.modules
 
         assert group.foreach_env_runner(has_torch) == [False, False]
+        ids = group.foreach_env(lambda env: env.spec.id)
+        assert ids == [["CartPole-v1"] * 2] * 2, "there are none in this process"
     finally:
         group.stop()
 
@@ -180,14 +182,15 @@ def drawing(**kwargs: Any) -> Any:
     return Draws(gymnasium.make("CartPole-v1"))
 
 
-@pytest.mark.parametrize("how", ["by name", "as it is", "in the spec"])
+@pytest.mark.parametrize("how", ["by name", "as it is"])
 def test_a_runner_as_an_actor_has_the_environments_of_this_process(
     how: str, local_ray: None
 ) -> None:
     def make(config: Any) -> Any:
         return gymnasium.make("CartPole-v1", **config)
 
-    env: Any = {"by name": "made-here", "as it is": make, "in the spec": EnvSpec(use="made-here")}
+    env: Any = {"by name": "made-here", "as it is": make}
+    assert RunnerSpec(env["by name"]) == RunnerSpec(EnvSpec(use="made-here"))
     register_env("made-here", make)
     try:
         actor = EnvRunner.as_remote(num_cpus=0.1).remote(RunnerSpec(env[how]))
@@ -201,16 +204,14 @@ def test_a_runner_becomes_an_actor_without_options_of_rays_too() -> None:
     assert hasattr(EnvRunner.as_remote(), "remote")
 
 
-def test_code_of_the_user_reaches_the_actors(local_ray: None) -> None:
-    by_path = group_of(spec_of(EnvSpec(use="fake_runners:OwnCartPole")), 1)
+def test_code_that_is_registered_here_reaches_the_actors(local_ray: None) -> None:
     registry.ENVS["registered-here"] = lambda config: gymnasium.make("CartPole-v1", **config)
     try:
-        by_name = group_of(spec_of(EnvSpec(use="registered-here", max_episode_steps=4)), 1)
+        group = group_of(spec_of(EnvSpec(use="registered-here", max_episode_steps=4)), 1)
     finally:
         del registry.ENVS["registered-here"]
-    for group in (by_path, by_name):
-        assert group.sample()[0].env_steps == 10
-        group.stop()
+    assert group.sample()[0].env_steps == 10
+    group.stop()
 
 
 def test_an_error_of_the_users_env_arrives_with_its_traceback(local_ray: None) -> None:
@@ -281,16 +282,13 @@ def test_a_failing_constructor_shows_at_once_or_with_the_first_round(local_ray: 
         group.stop()
 
 
-@pytest.mark.parametrize("also_here", [False, True])
-def test_an_environment_of_the_training_process_does_not_sample(
-    local_ray: None, also_here: bool
-) -> None:
+def test_an_environment_of_the_training_process_does_not_sample(local_ray: None) -> None:
     env = EnvSpec(use="CartPole-v1")
-    group = group_of(spec_of(env, create_env_on_local_worker=also_here), 1)
+    group = group_of(spec_of(env, create_env_on_local_worker=True), 1)
     try:
         assert [reply.runner_index for reply in group.sample()] == [1]
         built = group.foreach_env(lambda env: env.spec.id)
-        assert built == [["CartPole-v1"] * 2] * (1 + also_here)
+        assert built == [["CartPole-v1"] * 2] * 2
     finally:
         group.stop()
 

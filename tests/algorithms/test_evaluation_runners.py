@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import gymnasium
@@ -57,7 +58,7 @@ def test_an_evaluation_is_due_after_every_few_iterations() -> None:
 @pytest.mark.parametrize(
     ("agents", "more"),
     [
-        (one_agent, {}),
+        pytest.param(one_agent, {}, marks=pytest.mark.faults),
         pytest.param(several, {"explore": True}, marks=pytest.mark.faults),
         (one_agent, {"env_steps": 200}),
     ],
@@ -73,14 +74,17 @@ class OwnRunner(EnvRunner):
     """A class of the user's own."""
 
 
-def test_evaluation_actors_have_the_class_of_env_runners(local_ray: None) -> None:
-    made = config(num_env_runners=1).env_runners(env_runner_cls=OwnRunner).build()
-    try:
-        names = made.evaluator.group.foreach_env_runner(lambda runner: type(runner).__name__)
-        assert names == ["OwnRunner"]
-        assert made.evaluate()["episodes"] == 7
-    finally:
-        made.stop()
+@pytest.fixture(scope="module")
+def parallel(local_ray: None) -> Iterator[Any]:
+    made = config(num_env_runners=1, parallel_to_training=True)
+    algorithm = made.env_runners(env_runner_cls=OwnRunner).build()
+    yield algorithm
+    algorithm.stop()
+
+
+def test_evaluation_actors_have_the_class_of_env_runners(parallel: Any) -> None:
+    names = parallel.evaluator.group.foreach_env_runner(lambda runner: type(runner).__name__)
+    assert names == ["OwnRunner"]
 
 
 @pytest.mark.faults
@@ -101,18 +105,6 @@ def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(local_ray: N
     algorithm.stop()
 
 
-def test_an_interrupt_ends_an_evaluation_whose_runner_fails_instead_of_replacing_it(
-    local_ray: None,
-) -> None:
-    algorithm = config(num_env_runners=1).build()
-    algorithm.evaluator.interrupt()
-    (pid,) = algorithm.evaluator.group.foreach_env_runner(lambda _: os.getpid())
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(KeyboardInterrupt):
-        algorithm.evaluate()
-    algorithm.stop()
-
-
 def test_an_interrupt_lets_an_evaluation_in_this_process_end() -> None:
     algorithm = config().build()
     expected = algorithm.evaluate()
@@ -121,12 +113,21 @@ def test_an_interrupt_lets_an_evaluation_in_this_process_end() -> None:
 
 
 def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
-    local_ray: None,
+    parallel: Any,
 ) -> None:
-    straight, parallel = config().build(), config(num_env_runners=1, parallel_to_training=True)
+    straight = config().build()
     expected = [straight.evaluate(), straight.train()["evaluation"], straight.train()["evaluation"]]
-    found = [evaluation for _, evaluation in numbers(parallel, 3)]
-    assert found == expected
+    assert [parallel.train()["evaluation"] for _ in range(3)] == expected
+
+
+def test_an_interrupt_ends_an_evaluation_whose_runner_fails_instead_of_replacing_it(
+    parallel: Any,
+) -> None:
+    parallel.evaluator.interrupt()
+    (pid,) = parallel.evaluator.group.foreach_env_runner(lambda _: os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.evaluate()
 
 
 @pytest.mark.faults

@@ -6,6 +6,7 @@ import copy
 import importlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,32 @@ def test_runners_sample_while_policies_learn_and_equal_runs_are_equal(
     assert [row["env_steps"] for row in rows] == [3 * BATCH, 4 * BATCH, 5 * BATCH]
 
 
-def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(
-    built: Any,
-) -> None:
-    ahead = {"env_runners": {"sample_async": True}, "training": ONE_STEP}
-    algorithm = built(build, "PPO", runners=1, **ahead)
-    rows = [learner_stats(algorithm) for _ in range(3)]
+def in_flight_before_replies(algorithm: Algorithm, patch: pytest.MonkeyPatch) -> list[int]:
+    """Will hold how many requests are under way each time that replies are waited for."""
+    in_flight, replies = list[int](), Round.replies
+
+    def noting(round_: Round) -> list[Any]:
+        in_flight.append(algorithm.env_runner_group.num_in_flight)
+        return replies(round_)
+
+    patch.setattr(Round, "replies", noting)
+    return in_flight
+
+
+@pytest.fixture(scope="module")
+def ahead(local_ray: None) -> Iterator[Any]:
+    """A PPO whose runner samples ahead, its first statistics, and what was in flight meanwhile."""
+    sampling = {"sample_async": True, "sample_timeout_s": 20}
+    algorithm = build("PPO", runners=1, env_runners=sampling, training=ONE_STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        in_flight = in_flight_before_replies(algorithm, patch)
+        rows = [learner_stats(algorithm) for _ in range(3)]
+    yield algorithm, rows, in_flight
+    algorithm.stop()
+
+
+def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(ahead: Any) -> None:
+    _, rows, _ = ahead
     assert [row["policy_lag_max"] for row in rows] == [0, 1, 1]
     assert [row["policy_lag_mean"] for row in rows] == [0, 1, 1]
     # The mean of the standardised advantages, weighted by what the update before has changed.
@@ -93,20 +114,19 @@ def test_advantages_are_corrected_for_older_weights_when_sampling_ahead(
     assert corrected == [False, True]
 
 
-@pytest.mark.parametrize(("filters", "queued"), [({}, 1), (FILTERED["env_runners"], 0)])
-def test_runners_have_the_next_request_before_they_answer_unless_filters_are_merged_first(
-    built: Any, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], queued: int
+def test_runners_have_the_next_request_before_they_answer(ahead: Any) -> None:
+    _, _, in_flight = ahead
+    assert in_flight == [1, 2, 2]
+
+
+def test_runners_have_no_request_before_their_filters_are_merged(
+    built: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    algorithm = built(build, "PPO", runners=1, env_runners={"sample_async": True, **filters})
-    in_flight, replies = [], Round.replies
-
-    def noting(round_: Round) -> list[Any]:
-        in_flight.append(algorithm.env_runner_group.num_in_flight)
-        return replies(round_)
-
-    monkeypatch.setattr(Round, "replies", noting)
+    sampling = {"sample_async": True, **FILTERED["env_runners"]}
+    algorithm = built(build, "PPO", runners=1, env_runners=sampling)
+    in_flight = in_flight_before_replies(algorithm, monkeypatch)
     train(algorithm, 3)
-    assert in_flight == [1, 1 + queued, 1 + queued]
+    assert in_flight == [1, 1, 1]
     assert algorithm.env_runner_group.num_in_flight == 1
 
 
@@ -175,9 +195,9 @@ def test_a_local_runner_stays_the_only_one(built: Any) -> None:
     assert algorithm.config.env_runners.num_env_runners == 0
 
 
-def test_a_runner_that_is_replaced_between_iterations_is_not_waited_for(built: Any) -> None:
-    ahead = {"env_runners": {"sample_async": True, "sample_timeout_s": 5}}
-    algorithm = built(build, "PPO", runners=2, **ahead)
+def test_a_runner_that_is_replaced_between_iterations_is_not_waited_for(ahead: Any) -> None:
+    algorithm, _, _ = ahead
+    algorithm.resize_env_runners(2)
     train(algorithm, 1)
     algorithm.resize_env_runners(1)
     algorithm.resize_env_runners(2)
