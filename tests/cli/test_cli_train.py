@@ -242,12 +242,18 @@ def test_interruption_is_exit_130(train, monkeypatch):
     assert "rlrun train --resume run" in out
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
-def test_a_signal_before_the_run_begins_is_exit_130_too(tmp_path, name):
-    """A scheduler's script that requeues a job on 130 requeues it."""
-    (tmp_path / "slow_to_import.py").write_text(
-        f"import signal\nsignal.raise_signal(signal.{name})"
-    )
+SIGNALS = """
+import contextlib, signal
+for name in ("SIGHUP", "SIGUSR1"):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(getattr(signal, name))
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+def test_signals_before_the_run_begins_are_exit_130_too(tmp_path):
+    """A scheduler's script that requeues a job on 130 requeues it; not handled, any is its end."""
+    (tmp_path / "slow_to_import.py").write_text(SIGNALS)
     words = ["train", "--algorithm", "PPO", "--env", "slow_to_import:make", "stop.env_steps=1"]
     ended = subprocess.run([sys.executable, "-m", "rlrun", *words], cwd=tmp_path, check=False)
     assert ended.returncode == 130

@@ -14,6 +14,7 @@ import rlrun
 from rlrun.algorithms import asynchronous
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.result import PhaseTimers
+from rlrun.cli.main import app
 from rlrun.config.registry import algorithm_class
 
 PAGE = page("new-algorithm.md")
@@ -57,19 +58,18 @@ def test_the_names_in_its_tables_exist():
 
 
 @pytest.mark.parametrize(
-    ("name", "training"),
-    [("td3.yaml", "warmup: 20"), ("ppo_adamw.yaml", "num_epochs: 1")],
+    ("name", "training"), [("td3", "warmup: 20"), ("ppo_adamw", "num_epochs: 1")]
 )
-def test_its_algorithms_are_resumed_to_the_bit(folder, name, training):
+def test_its_algorithms_are_resumed_to_the_bit(folder, monkeypatch, name, training):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     settings = f"training={{train_batch_size: 10, minibatch_size: 8, {training}}}"
-    commands = [
-        ["train", name, settings, "--plain", "stop.env_steps=60", "--run-dir", "whole"],
-        ["train", name, settings, "--plain", "stop.env_steps=40", "--run-dir", "halves"],
-        ["train", "--resume", "halves", "stop.env_steps=60", "--plain"],
-    ]
-    # In one process, as the first step of torch's own optimizers imports for seconds.
-    call = "app(words, standalone_mode=False)"
-    run(folder, "-c", f"from rlrun.cli.main import app\nfor words in {commands}: {call}")
+    for words in (
+        [f"{name}.yaml", settings, "stop.env_steps=60", "--run-dir", "whole"],
+        [f"{name}.yaml", settings, "stop.env_steps=40", "--run-dir", "halves"],
+        ["--resume", "halves", "stop.env_steps=60"],
+    ):
+        app(["train", *words, "--plain"], standalone_mode=False)
     for file in ("weights.safetensors", "state.safetensors"):
         paths = [folder / run_dir / "checkpoints/latest" / file for run_dir in ("whole", "halves")]
         assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -289,7 +289,7 @@ def test_weights_that_are_loaded_into_the_module_are_what_is_learned_and_acted_w
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to keep memory")
 @pytest.mark.parametrize(
     ("space", "num_rows"),
-    [(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 256), (OBS_SPACE, 4096)],
+    [(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), 128), (OBS_SPACE, 4096)],
     ids=["images", "wide layers"],
 )
 def test_an_update_reuses_the_memory_of_the_last_one(space, num_rows):

@@ -11,7 +11,7 @@ from custom_connectors import ALL_KINDS
 from recording_policy import RecordingPolicy
 
 from rlrun.checkpoint.state_codec import decode, encode
-from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec, ModelConfig
 from rlrun.envs.multi_agent_env import MultiAgentEnv
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerSpec
@@ -19,17 +19,19 @@ from rlrun.sampling.runner_messages import RunnerSpec
 MODES = ["truncate_episodes", "complete_episodes"]
 
 
-def filtered(env, **settings):
+def filtered(env, model=None, **settings):
     """One agent, with statistics of observations and of rewards."""
     settings = {"num_envs_per_env_runner": 3, "observation_filter": "MeanStdFilter", **settings}
-    connectors = ConnectorsConfig(normalize_rewards=True)
-    return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings), connectors))
+    connectors, model = ConnectorsConfig(normalize_rewards=True), ModelConfig(**(model or {}))
+    return EnvRunner(RunnerSpec(EnvSpec(use=env), EnvRunnersConfig(**settings), connectors, model))
 
 
 def breakout(**settings):
     """Lives are lost here, and games go on."""
     pytest.importorskip("ale_py")
-    return filtered("ALE/Breakout-v5", **{**settings, "observation_filter": "NoFilter"})
+    small = {"conv": [[2, 12, 12]], "conv_head": 4}
+    one = {"num_envs_per_env_runner": 1, "disable_env_checking": True}  # a game takes long to load
+    return filtered("ALE/Breakout-v5", small, **settings, **one, observation_filter="NoFilter")
 
 
 def counting(policy=None, *, env=None, **settings):

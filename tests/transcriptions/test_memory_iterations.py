@@ -53,7 +53,9 @@ def test_autoreset_modes(mode, tmp_path):
     )
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", ["LSTM", "GRU", pytest.param("GTrXL", marks=pytest.mark.learning)]
+)
 def test_two_policies(network, tmp_path):
     model, net = NETWORKS[network]
     policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8}}}
