@@ -6,6 +6,7 @@ know which keys there are (algorithms/result.py).
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,11 @@ RETURN = "episode_return_mean"
 """Address of a run's mean return; with ``evaluation/`` before it, of the last evaluation's."""
 SUCCESS_RATE = "env_runners/success_rate"
 """Address of the share of episodes whose last info says that they were successful."""
+_OVER_THE_WINDOW = re.compile(
+    r"episode_(return_mean|return_min|return_max|len_mean)$|custom_metrics/"
+    r"|env_runners/(success_rate$|policy_|agent_return_)"
+)
+"""Addresses of numbers over the last `report.smoothing_episodes` episodes."""
 
 
 def plain_row(result: Mapping[str, Any]) -> Row:
@@ -144,11 +150,12 @@ def with_later_keys(template: Row, row: Row, prefix: str = "") -> Row:
 
 
 def counts_already(address: str, row: Mapping[str, Any], smoothing_episodes: int) -> bool:
-    """Whether the number at ``address`` is meaningful: a mean return needs its full window.
+    """Whether the number at ``address`` is meaningful: one over a window needs it to be full.
 
-    The mean of three lucky episodes would otherwise end a run or name a best checkpoint.
+    The mean of three lucky episodes would otherwise end a run or name a best checkpoint; the first
+    to end are the short ones.
     """
-    if address != RETURN:
+    if _OVER_THE_WINDOW.match(address) is None:
         return True
     episodes = number_at(row, "episodes_in_mean")
     return episodes is None or episodes >= smoothing_episodes

@@ -36,6 +36,28 @@ def test_a_mean_return_counts_once_its_window_is_full():
     assert found == ["evaluation/episode_return_mean"]
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "env_runners/success_rate",
+        "env_runners/policy_return_mean/red",
+        "env_runners/agent_return_mean/red_1",
+        "custom_metrics/n_mean",
+        "episode_len_mean",
+    ],
+)
+def test_whatever_is_averaged_over_the_same_episodes_waits_for_the_full_window(key):
+    """The first episodes to end are the short ones: with a time limit, those that succeeded."""
+    result = {key: 1.0, "episodes_in_mean": 99}
+    assert reached({key: 0.9}, **result) == []
+    assert reached({key: 0.9}, **result | {"episodes_in_mean": 100}) == [key]
+
+
+@pytest.mark.parametrize("key", ["evaluation/success_rate", "episode_return_mean_this_iter"])
+def test_other_episodes_do_not_wait_for_the_window(key):
+    assert reached({key: 0.9}, **{key: 1.0, "episodes_in_mean": 1}) == [key]
+
+
 def test_an_unknown_key_is_named_with_the_nearest_one():
     criteria = StopCriteria({"learner/kl": 1, "x": 1, "evaluation": 1}, smoothing_episodes=1)
     with pytest.raises(InputError) as caught:
