@@ -130,12 +130,21 @@ class EnvError(Exception):
         )
 
     def __str__(self) -> str:
+        # The last line of a traceback is the reason already.
+        head = self.user_traceback.rstrip() if self.user_traceback else self.reason
+        return f"{head}\n{self._place}"
+
+    @property
+    def in_one_line(self) -> str:
+        """The reason and the place, without the traceback."""
+        return f"{self.reason}; {self._place}"
+
+    @property
+    def _place(self) -> str:
         where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.env_index}"
         if self.env_step >= 0:
             where += f", step {self.env_step}"
-        # The last line of a traceback is the reason already.
-        head = self.user_traceback.rstrip() if self.user_traceback else self.reason
-        return f"{head}\n{self.phase} failed: {where}{self.note and '; ' + self.note}"
+        return f"{self.phase} failed: {where}{self.note and '; ' + self.note}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (dict(vars(self)),))

@@ -466,7 +466,8 @@ class RunSession:
         """Write the traceback to the log, the reason to meta.json, and the state held in memory."""
         end_forked_copy(self._process_id)
         log.error("the run failed", exc_info=error)
-        first, reason = self.folder, f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        first, reason = self.folder, getattr(error, "in_one_line", text)
         if first.is_there():
             self._note_outcome("failed", reason)
         self.rescue()

@@ -10,11 +10,12 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from run_folders import assert_equal_runs, rows
+from run_folders import assert_equal_runs, meta, rows
 
 from rlrun.checkpoint.checkpoint import CheckpointError, read_checkpoint
 from rlrun.config.loader import load_experiment
 from rlrun.data.results import addresses
+from rlrun.envs.errors import EnvError
 from rlrun.experiment.rollout import load_policy, rollout
 from rlrun.experiment.run import resume_experiment, run_experiment
 
@@ -66,6 +67,14 @@ def test_an_override_holds_from_the_next_update_on_and_in_later_sessions(whole, 
     assert load_experiment(run / "config.yaml").training.lr == 0.0
     before, after = (read_checkpoint(run / f"checkpoints/00000{i}").weights for i in (4, 6))
     assert all(array.tobytes() == after[name].tobytes() for name, array in before.items())
+
+
+def test_the_reason_of_a_failed_run_is_the_exception_of_its_environment(whole, tmp_path):
+    change = ["env=counting_envs:FailsAtReset", "env_runners.observation_filter=NoFilter"]
+    with pytest.raises(EnvError):
+        run_experiment(whole / "ppo.yaml", change, run_dir=tmp_path / "run", console="quiet")
+    place = "reset failed: env 'counting_envs:FailsAtReset', runner 0, sub-env 0"
+    assert meta(tmp_path / "run")["sessions"][0]["reason"] == f"RuntimeError: no start; {place}"
 
 
 def test_all_rows_have_the_same_keys_and_timers_that_add_up(whole):

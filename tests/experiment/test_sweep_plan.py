@@ -28,6 +28,7 @@ from rlrun.experiment.sweep.tune import (
     Events,
     TrialSearch,
     bounded,
+    failure,
     make_optuna,
     make_scheduler,
     recall,
@@ -384,3 +385,20 @@ def test_the_table_is_read_as_it_was_written(tmp_path):
     found.save()
     again = TrialTable.read(tmp_path / "trials.jsonl", metric="m", mode="max")
     assert again.trials == found.trials
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "reason"),
+    [
+        (["package.errors.LostError: gone"], "LostError: gone"),
+        (
+            ["RuntimeError: as planned", "step failed: env 'my.envs:Maze', runner 0, step 9"],
+            "RuntimeError: as planned; step failed: env 'my.envs:Maze', runner 0, step 9",
+        ),
+        ([], "unknown"),
+    ],
+)
+def test_the_reason_of_a_failure_has_the_exception_of_an_environment(last_lines, reason, tmp_path):
+    traceback = ["Traceback (most recent call last):", "  in step"] if last_lines else []
+    (tmp_path / "error.txt").write_text("\n".join([*traceback, *last_lines, ""]))
+    assert failure(str(tmp_path / "error.txt")) == reason

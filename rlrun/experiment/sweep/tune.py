@@ -260,6 +260,8 @@ _KEPT_CHECKPOINTS = 4  # of each trial, by Tune: PBT must still find the one tha
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+:)")
 """The module names before an exception's class in a traceback."""
 
+_PLACE = re.compile(r"\w+ failed: env '")
+"""Start of the last line of an `EnvError`, which comes after the environment's own exception."""
 _DEATH = ("The actor is dead", "The actor died", "ActorDiedError", "RayActorError")
 """Texts in Ray's errors for a process that has died."""
 
@@ -410,8 +412,9 @@ def failure(error_file: str | None) -> str:
     text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
     if any(words in text for words in _DEATH):
         return "its process died: killed, or out of memory"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return _MODULES.sub("", lines[-1]) if lines else "unknown"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown"]
+    reason = _MODULES.sub("", lines[-1])
+    return f"{lines[-2]}; {reason}" if _PLACE.match(reason) else reason
 
 
 def recall(
