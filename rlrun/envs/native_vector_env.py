@@ -3,7 +3,8 @@
 Owns the three autoreset modes of gymnasium 1.x, which no other file knows of. The mode is read from
 ``metadata["autoreset_mode"]``, never assumed:
 
-    DISABLED   the caller resets sub-environments by ``reset_mask``: exactly our interface
+    DISABLED   the caller resets sub-environments by ``reset_mask``: exactly our interface. The
+               first such reset is checked, unless the class is known
     SAME_STEP  the observation at the end of an episode is already the next episode's; the final one
                is in ``infos["final_obs"]``, and the first one is kept for `reset_envs`
     NEXT_STEP  the step after the end is the reset and not a transition. If the class is known to
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -123,6 +125,8 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self.every_step_counts = self._masks or mode is AutoresetMode.SAME_STEP
         self._finished = np.zeros(self.num_envs, np.bool_)  # [B] NEXT_STEP without masks
         self._reset_observations: Batched = None  # SAME_STEP: of the last step
+        self._to_check = self._masks and not known  # whether a mask spares the others
+        self._latest: Batched = None  # until then, of the last step
         self._has_bad_values = bad_value_test(self.single_observation_space)
         self._vector_steps = 0
         self._stateful: Any = env if offers_state(env) else _Arrays(env)
@@ -147,6 +151,8 @@ class NativeVectorEnv(EpisodeVectorEnv):
         except RAISED as error:
             raise self._error(error, "step") from None
         self._vector_steps += 1
+        if self._to_check:
+            self._latest = observations
         if self._has_bad_values(observations):
             self._check_rows(observations)
         terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
@@ -166,7 +172,11 @@ class NativeVectorEnv(EpisodeVectorEnv):
     def reset_envs(self, mask: BoolArray, seeds: Sequence[int]) -> Batched | None:
         """Start episodes where ``mask`` is True; None in NEXT_STEP mode without masks."""
         if self._masks:
-            return self._reset(list(map(int, seeds)) if self._seed_lists else None, mask)
+            before = deepcopy(self._latest)
+            observations = self._reset(list(map(int, seeds)) if self._seed_lists else None, mask)
+            if before is not None and not mask.all():
+                self._check_mask(before, observations, mask)
+            return observations
         if self._mode is AutoresetMode.SAME_STEP:
             return self._reset_observations
         return None
@@ -215,6 +225,22 @@ class NativeVectorEnv(EpisodeVectorEnv):
         except RAISED as error:
             raise self._error(error, "reset") from None
         return observations
+
+    def _check_mask(self, before: Batched, after: Batched, mask: BoolArray) -> None:
+        """Raise an EnvError if a reset has changed a row that the mask leaves out."""
+        self._to_check, self._latest = False, None
+        rows = (iterate(self.env.observation_space, each) for each in (before, after))
+        for env_index, pair in enumerate(zip(*rows, strict=True)):
+            flat: Any = [spaces.flatten(self.single_observation_space, row) for row in pair]
+            if not mask[env_index] and not np.array_equal(*flat):
+                raise EnvError(
+                    self._env_id,
+                    "reset",
+                    "its observation has changed in a reset(options={'reset_mask': ...}) that does "
+                    "not name it; with AutoresetMode.DISABLED, a reset must heed the mask",
+                    runner_index=self._runner_index,
+                    env_index=env_index,
+                )
 
     def _accepts_seed_lists(self) -> bool:
         """Whether each sub-environment can be given its own seed; elsewhere one seed serves all."""

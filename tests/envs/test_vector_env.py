@@ -441,6 +441,15 @@ def test_a_vector_env_without_a_mode_is_refused_by_name() -> None:
     assert "counting_envs:without_mode" in str(caught.value)
 
 
+def test_a_vector_env_that_resets_others_than_the_mask_says_is_refused() -> None:
+    env = make("counting_envs:autonomous", 2, mode="DISABLED")
+    env.reset([2, 3])
+    env.step(np.zeros(2, int))
+    with pytest.raises(EnvError, match="that does not name it") as caught:
+        env.reset_envs(np.array([True, False]), [4, 5])
+    assert caught.value.env_index == 1
+
+
 def test_a_vector_env_of_another_size_is_refused() -> None:
     with pytest.raises(EnvError, match="num_envs_per_env_runner=3"):
         make("counting_envs:three_sub_envs", num_envs=2)
