@@ -184,6 +184,7 @@ def test_a_page_and_a_picture(rlrun, two, make_run):
         (["nowhere/*"], "nowhere/*: no run or sweep matches"),
         (["a", "--metric", "episode_return_men"], "did you mean episode_return_mean?"),
         (["empty"], "none of these runs has a number for episode_return_mean yet"),
+        (["offline"], "offline: its results count no env steps, over which runs are compared"),
         (["a", "other"], "expected runs of one environment, got 2: CartPole-v1, Acrobot-v1"),
         (["a", "--at", "5000"], "no run has 5,000 env steps; the longest has 1,000"),
         (["a", "--plot", "c.gif"], "ends with .png or .svg"),
@@ -197,6 +198,8 @@ def test_wrong_input_is_exit_2_with_a_message(refused, make_run, words, says):
     make_run("a")
     make_run("other", env="Acrobot-v1")
     (make_run("empty") / "metrics.jsonl").unlink()
+    row = '{"training_iteration": 1, "env_steps": 0, "episode_return_mean": null}\n'
+    (make_run("offline") / "metrics.jsonl").write_text(row)
     (make_run("damaged") / "config.yaml").write_bytes(b"\xff\x00: [")
     Path("begun").mkdir()
     Path("begun/sweep.yaml").touch()

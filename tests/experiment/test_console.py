@@ -172,6 +172,13 @@ def test_iterations_without_episodes_give_one_warning():
     assert state.dry_spell() is None
 
 
+def test_iterations_that_sample_nothing_are_not_warned_of():
+    state, _ = make()
+    for i in range(30):
+        state.update(result(i, episodes=0) | {"env_steps_this_iter": 0})
+        assert state.dry_spell() is None
+
+
 def test_one_line_an_iteration():
     state, clock = make()
     clock.now = 61

@@ -115,6 +115,14 @@ def test_tensorboard_has_scalars_the_file_and_the_settings(folder):
     assert "_hparams_/session_start_info" in events.summary_metadata
 
 
+def test_tensorboard_counts_iterations_where_no_env_steps_are_counted(folder):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    report(folder, [row | {"env_steps": 0} for row in ROWS], "tensorboard")
+    events = accumulator.EventAccumulator(str(folder.tensorboard))
+    events.Reload()
+    assert [event.step for event in events.Scalars("episode_return_mean")] == [1, 2]
+
+
 def test_tensorboard_has_each_iteration_once_where_a_run_is_resumed_before_the_last(folder):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     report(folder, ROWS, "tensorboard")

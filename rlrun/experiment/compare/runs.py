@@ -103,10 +103,15 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
     """The run in a folder; None if it has no number for the metric yet.
 
     Raises:
-        InputError: its results have no such key. ConfigError: its settings cannot be read.
+        InputError: its results have no such key, or count no env steps. ConfigError: its settings
+            cannot be read.
     """
     plain = plain_settings(RunFolder(path).config)
-    rows = [row for row in read_rows(RunFolder(path).metrics) if number_at(row, "env_steps")]
+    results = list(read_rows(RunFolder(path).metrics))
+    rows = [row for row in results if number_at(row, "env_steps")]
+    if results and not rows:
+        message = "its results count no env steps, over which runs are compared"
+        raise InputError(f"{path}: {message}; `rlrun show` has its last numbers")
     _check_metric(path, metric, rows)
     known = [row for row in rows if number_at(row, metric) is not None]
     if not known:

@@ -78,7 +78,8 @@ class ConsoleState:
         if evaluated is not None:
             spread = number_at(result, "evaluation/episode_return_std")
             self.evaluation = (int(result.get("training_iteration", 0)), evaluated, spread)
-        self._dry = 0 if result.get("episodes_this_iter") else self._dry + 1
+        samples = result.get("env_steps_this_iter") != 0  # not while learning from a file
+        self._dry = self._dry + 1 if samples and not result.get("episodes_this_iter") else 0
 
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the returns of earlier sessions."""

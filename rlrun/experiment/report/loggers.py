@@ -69,7 +69,7 @@ class TensorBoardSink:
         folder = RunFolder(run_dir)
         # Drops what an earlier session wrote after the checkpoint that the run is resumed from.
         last = deque(read_rows(folder.metrics, warn=False), maxlen=1)
-        following = int(last[0]["env_steps"]) + 1 if last else 0
+        following = _step_of(last[0]) + 1 if last else 0
         self._writer = SummaryWriter(str(folder.tensorboard), purge_step=following)
         self._settings = _settings(folder)
         self._last: dict[str, float] = {}
@@ -79,7 +79,7 @@ class TensorBoardSink:
     def write(self, result: dict[str, Any]) -> None:
         """Add one result's numbers, histograms, images and videos, without null and text."""
         self._last = flat_numbers(result)
-        step = int(result["env_steps"])
+        step = _step_of(result)
         for address, value in self._last.items():
             self._writer.add_scalar(address, value, step)
         for address, media in _media(result):
@@ -185,7 +185,7 @@ class MlflowSink:
 
     def write(self, result: dict[str, Any]) -> None:
         """Log one result's numbers and images."""
-        step = int(result["env_steps"])
+        step = _step_of(result)
         self._mlflow.log_metrics(flat_numbers(result), step=step)
         for address, media in _media(result):
             if isinstance(media, Image):
@@ -194,6 +194,11 @@ class MlflowSink:
     def close(self) -> None:
         """Mark the run as finished."""
         self._mlflow.end_run()
+
+
+def _step_of(result: Mapping[str, Any]) -> int:
+    """Env steps so far; iterations while none are counted, as in learning from a file."""
+    return int(result["env_steps"] or result["training_iteration"])
 
 
 def _media(result: Mapping[str, Any]) -> Iterator[tuple[str, Media]]:
