@@ -317,6 +317,9 @@ class DQNUpdater(Updater):
     Args:
         target: another network like the learner's.
         burn_in: steps that only bring a recurrent state up to date.
+
+    Attributes:
+        learner, training: as given.
     """
 
     def __init__(
@@ -328,18 +331,18 @@ class DQNUpdater(Updater):
         burn_in: int,
     ) -> None:
         super().__init__(TargetNetwork(target, learner))
-        self._learner, self._training = learner, training
+        self.learner, self.training = learner, training
         self._exploration, self._burn_in = exploration, burn_in
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
         explores = exploration_at(self._exploration, DQN.exploration_types, env_steps)
-        return {"lr": value_at(self._training.lr, env_steps), **explores}
+        return {"lr": value_at(self.training.lr, env_steps), **explores}
 
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
     ) -> dict[str, Tensor]:
         """One gradient step on replayed transitions or sequences."""
-        training, learner, target = self._training, self._learner, self.target.module
+        training, learner, target = self.training, self.learner, self.target.module
         lr = value_at(training.lr, env_steps)
         arguments: dict[str, Any] = {"target": target, "double_q": training.double_q}
         if training.num_atoms == 1:
@@ -360,8 +363,8 @@ class DQNUpdater(Updater):
 
     def end_round(self, steps: int) -> None:
         """Update the target network if that is due."""
-        if self.target.due(steps, self._training.target_network_update_freq):
-            self.target.follow(self._training.tau)
+        if self.target.due(steps, self.training.target_network_update_freq):
+            self.target.follow(self.training.tau)
 
 
 def _options(training: DQNTraining) -> QOptions:

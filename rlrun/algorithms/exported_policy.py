@@ -221,7 +221,7 @@ def export_policy(algorithm: Algorithm, policy_id: str) -> ExportedPolicy:
     """
     connectors = algorithm.evaluator.connectors(policy_id, num_envs=0)
     policy, learners = connectors.policy, algorithm.policies.learners
-    if policy_id in learners:
+    if policy_id in learners and isinstance(policy, SamplingPolicy):
         return ExportedPolicy(connectors, learners[policy_id].module)
     kind = type(policy)
     acts = kind.compute_actions, kind.compute_actions_from_input_dict

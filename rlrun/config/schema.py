@@ -284,7 +284,7 @@ class LearnersConfig(Section):
 
 
 class ExplorationConfig(Section):
-    """How actions deviate from the best ones, in the algorithms that replay."""
+    """How actions deviate from the best ones in DQN and SAC; docs/replay.md shows another way."""
 
     type: (
         Literal[

@@ -127,7 +127,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("replay_buffer_class", "replay_buffer_kwargs"),
-        "rlrun has no hindsight experience replay; remove this key",
+        "hindsight experience replay is a learner connector of your own: see docs/replay.md",
     ),
     **dict.fromkeys(
         ("features_extractor_class", "features_extractor_kwargs"),
