@@ -398,6 +398,7 @@ class Policies(Mapping[str, PolicySettings]):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`, for policies of the same ids."""
+        self._rows = {}
         self.connectors.set_state(state["connectors"])
         for policy_id, learner in self.learners.items():
             learner.set_state(state["learners"][policy_id])

@@ -195,6 +195,7 @@ class EpisodeStatistics:
             self._window.append(_Ended(float(value), int(length), *of_agents))
         self._names.own |= dict.fromkeys(state["custom"])
         self._names.of_agents |= dict.fromkeys(map(str, state["agent_metrics"]["name"]))
+        self._this_iteration = []  # of one that failed
         self.total = int(state["total"])
 
 

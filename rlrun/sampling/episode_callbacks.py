@@ -186,6 +186,7 @@ class EpisodeCallbacks:
 
     def set_state(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Restore a state from `get_state`."""
+        self._live = {}
         for i, one in enumerate(state):
             kept: dict[str, Any] = deepcopy(dict(one))
             for name in ("returns", "policies"):

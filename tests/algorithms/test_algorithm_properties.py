@@ -81,6 +81,27 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     assert_equal_weights(straight, resumed)
 
 
+@pytest.mark.parametrize("name", ["PPO", "A3C", "IMPALA", "DQN"])
+def test_a_restored_algorithm_forgets_an_iteration_that_failed(built, tmp_path, monkeypatch, name):
+    algorithm = built(name, SEVERAL_AGENTS, **FILTERED)
+    train(algorithm, 2)
+    algorithm.save(tmp_path / "checkpoint")
+    rows = train(algorithm, 2)
+    algorithm.restore(tmp_path / "checkpoint")
+    step = algorithm.training_step
+
+    def step_and_fail():
+        step()
+        raise RuntimeError("of a callback")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(algorithm, "training_step", step_and_fail)
+        with pytest.raises(RuntimeError, match="of a callback"):
+            train(algorithm, 1)
+    algorithm.restore(tmp_path / "checkpoint")
+    assert train(algorithm, 2) == rows
+
+
 @pytest.mark.parametrize(("name", "env"), CASES)
 def test_initial_weights_act_as_they_did(built, tmp_path, name, env):
     same = {**FILTERED, "evaluation": {"episodes": 3, "seed": 3}}

@@ -84,6 +84,25 @@ def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume
     assert resumed.train()["custom_metrics"] == expected
 
 
+STARTED = []
+
+
+class Starting(Callbacks):
+    def on_episode_start(self, env_runner, episode):
+        STARTED.append((episode.id, episode.length))
+
+
+def test_a_state_from_before_the_first_episode_begins_with_a_new_one(built):
+    STARTED.clear()
+    config = PPOConfig().environment("CartPole-v1").callbacks(f"{__name__}:Starting")
+    algorithm = built(config.training(train_batch_size=4, minibatch_size=4))
+    state = algorithm.get_state()
+    algorithm.train()
+    algorithm.set_state(state)
+    algorithm.train()
+    assert STARTED == [(0, 0), (0, 0)]
+
+
 class Keeping(Callbacks):
     def __init__(self, what):
         # Of one: sets have no order.
