@@ -226,6 +226,11 @@ class NoTuple(Counter):
         return super().step(action)[:4]
 
 
+class NoInfo(Counter):
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0], None
+
+
 class AutonomousCounters(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """A third-party vector env: ignores `reset_mask`, takes one int as its seed."""
 

@@ -283,7 +283,7 @@ class PolicySlots:
                 seen = tuple(one[4] for one in updates)
         stacked: Any = []
         if seen:
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, LookupError):
                 stacked = self.stack(seen)
             if not len(stacked) or self._is_bad(stacked):
                 self._blame_observation(updates)

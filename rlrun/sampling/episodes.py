@@ -51,7 +51,7 @@ class EpisodeRecord:
 
 
 class RewardError(ValueError):
-    """A reward is infinite or NaN."""
+    """A reward is infinite or NaN, or makes the return so."""
 
     def __init__(self, env_index: int, env_step: int, reward: float) -> None:
         super().__init__(f"the reward is {reward}")
@@ -353,7 +353,7 @@ class LockStepEpisodes(Episodes):
             goes_on: the next ones begin without a reset, at a soft horizon.
 
         Raises:
-            RewardError: a reward is not finite.
+            RewardError: a reward or a return is not finite.
         """
         plan = self.plan
         for i in envs:
@@ -401,7 +401,7 @@ class LockStepEpisodes(Episodes):
             return
         total = float(rewards[start:t, i].sum())
         if not math.isfinite(total):
-            step = int(np.flatnonzero(~np.isfinite(rewards[start:t, i]))[0])
+            step = int(np.isfinite(np.cumsum(rewards[start:t, i])).argmin())
             reward = float(rewards[start + step, i])
             raise RewardError(i, int(self.length[i]) + step, reward)
         self.total_return[i] += total

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoTuple, Pays
+from counting_envs import Counter, LeavesItsSpace, NestedCounter, NoInfo, NoTuple, Pays
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -106,6 +106,8 @@ def test_the_check_takes_flags_of_any_type(flag: Any) -> None:
         (Pays(np.inf, step=1), "step", "reward is inf"),
         (Flags("no"), "step", "terminated is neither true nor false: 'no'"),
         (Flags(None), "step", "terminated is neither true nor false: None"),
+        (Pays(10**400, step=1), "step", "reward is too large"),
+        (NoInfo(), "reset", "info must be a dict, not <class 'NoneType'>"),
     ],
 )
 def test_the_check_says_what_is_wrong(env: Any, phase: str, message: str) -> None:

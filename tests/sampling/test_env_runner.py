@@ -184,6 +184,22 @@ def test_what_goes_wrong_in_a_step_is_named_with_its_place(raises):
         assert "rlrun/sampling" not in str(error)
 
 
+class Generous(CountingEnv):
+    """Each of its rewards is finite, and two are not."""
+
+    def step(self, action):
+        obs, _, *further = super().step(action)
+        return obs, 1e308, *further
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_rewards_that_add_up_to_infinity_are_an_error_with_its_place():
+    runner = EnvRunner(counting_spec(use=f"{__name__}:Generous", length=9), runner_index=2)
+    with pytest.raises(EnvError, match=r"reward is 1e\+308") as caught:
+        runner.sample_fragment(SampleRequest(0, 9))
+    assert (caught.value.runner_index, caught.value.env_step) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("observation_space", "action_space"),
     [

@@ -450,6 +450,7 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         np.array([0.9, 0]),
         "not in MultiBinary",
     ),
+    "pair": (gym.spaces.Tuple([gym.spaces.Discrete(9)] * 2), (1, 2), (1,), "must be a tuple of 2"),
 }
 
 
