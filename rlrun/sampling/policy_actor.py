@@ -255,6 +255,7 @@ class PolicyActor:
         obs = self.collector.obs[slots]
         if self._custom is not None and raw_obs is not None:
             obs = self.observations.first(raw_obs, slots, update=False)
+        self._returns[slots] = 0.0
         self.noise.begin_episodes(slots)
         self.collector.begin_episodes(slots, ids, obs)
 

@@ -11,7 +11,8 @@ from scripted_agents import EXPECTED
 
 from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.problems import ConfigError
-from rlrun.config.schema import EnvRunnersConfig, EnvSpec
+from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
+from rlrun.connectors.rewards import RewardPipeline
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.evaluation import run_episodes
@@ -71,6 +72,19 @@ def test_a_soft_horizon_begins_a_new_episode_on_the_running_environment():
     assert lengths == [4, 4, 1]
     returns = [episode.episode_return for reply in (first, second) for episode in reply.episodes]
     assert returns == [1 + 2 + 3 + 4, 5 + 6 + 7 + 8, 9]
+
+
+def test_rewards_are_normalised_by_returns_that_begin_again_at_a_soft_horizon():
+    more = {"connectors": ConnectorsConfig(normalize_rewards=True), "gamma": 0.9}
+    cut = {"horizon": 4, "soft_horizon": True}
+    runner = EnvRunner(counting_spec(1, settings=cut, more=more, length=9))
+    learned = collect(runner, [9])[0].batch["rewards"]
+    pipeline = RewardPipeline(clip=None, normalize=True, gamma=0.9)
+    returns, never = np.zeros(1), np.zeros(1, np.bool_)
+    for i, reward in enumerate(range(1, 10)):
+        expected = pipeline(np.array([float(reward)]), never, never, returns)
+        assert learned[i] == expected[0]
+        returns[:] = 0.0 if i in (3, 7) else returns
 
 
 def test_no_done_at_end_makes_every_end_a_truncation():
