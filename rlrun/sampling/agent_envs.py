@@ -172,7 +172,7 @@ class AgentEnvs:
         """Whether the recorder has ended the rollout."""
         return self.env.stopped
 
-    def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
+    def start(self, actors: Mapping[str, PolicyActor]) -> None:
         """Begin the first episodes, unless some are running."""
         if not self.started:
             self.started = True

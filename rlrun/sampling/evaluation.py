@@ -95,7 +95,7 @@ def _run(
     loop = SamplingLoop(envs, actors)
     _begin_fragment(loop)
     envs.begin_fragment(actors)
-    envs.start(actors, update=False)
+    envs.start(actors)
     step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
     steps = 0
     while len(envs.episodes.records) < num_episodes and not envs.stopped:

@@ -83,18 +83,18 @@ class LockStepEnvs:
 
     # -- episodes and fragments ----------------------------------------------------------------
 
-    def start(self, actors: Mapping[str, PolicyActor], *, update: bool = True) -> None:
+    def start(self, actors: Mapping[str, PolicyActor]) -> None:
         """Begin the first episodes, or show those that began while a state was restored."""
         actor = actors[DEFAULT_POLICY_ID]
         if not self.started:
             self.started = True
             self.raw = self.envs.reset(self.episodes.seeds)
-            self._begin(actor, self._all_slots, self.raw, update=update)
+            self._begin(actor, self._all_slots, self.raw, update=self._collects)
         if self._begun_in_restore is not None:
             (slots, first), self._begun_in_restore = self._begun_in_restore, None
-            self._begin(actor, slots, first, update=update)
+            self._begin(actor, slots, first, update=self._collects)
 
-    def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool = True) -> None:
+    def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool) -> None:
         if actor.noise_of_episodes:
             actor.begin_noise(slots, self.episodes.number[slots])
         actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)

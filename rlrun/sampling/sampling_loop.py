@@ -31,7 +31,7 @@ class SlotEnvs(Protocol):
     def stopped(self) -> bool:
         """Whether a recorder has ended the rollout."""
 
-    def start(self, actors: Mapping[str, Any], *, update: bool = True) -> None:
+    def start(self, actors: Mapping[str, Any]) -> None:
         """Begin the first episodes, unless some are running."""
 
     def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
