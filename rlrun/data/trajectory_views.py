@@ -140,9 +140,9 @@ def source_rows(
         return np.zeros(num_rows, col.STEP_COLUMNS[source])
     if source == col.ACTIONS:
         return np.zeros((num_rows, *action.shape), action.dtype)
-    if source.startswith(col.STATE_OUT_PREFIX):
-        state = states[int(source.removeprefix(col.STATE_OUT_PREFIX))]
-        return np.repeat(state[None], num_rows, axis=0)
+    columns = {f"{col.STATE_OUT_PREFIX}{k}": state for k, state in enumerate(states)}
+    if source in columns:
+        return np.repeat(columns[source][None], num_rows, axis=0)
     if space is None:
         return np.zeros(num_rows, np.float32)
     shape, dtype = row_form(space)

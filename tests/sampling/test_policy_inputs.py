@@ -114,10 +114,11 @@ def test_what_a_policy_computes_for_batches_is_computed_where_it_is_sent():
     assert len(calls) == 2
 
 
-def test_unknown_columns_are_named():
-    runner = recording_runner(1)
-    runner.policy.view_requirements["x"] = ViewRequirement("nothing", shift=-1)
-    with pytest.raises(KeyError, match="nothing"):
+@pytest.mark.parametrize("name", ["nothing", "state_out_2", "state_out_last"])
+def test_unknown_columns_are_named(name):
+    runner = recording_runner(1, states=True)
+    runner.policy.view_requirements["x"] = ViewRequirement(name, shift=-1)
+    with pytest.raises(KeyError, match=f"view 'x': there is no column '{name}' to view"):
         collect(runner, [3])
 
 
