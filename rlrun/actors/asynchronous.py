@@ -355,9 +355,6 @@ class RoundAhead:
             self._group.set_states(self._group.get_states())
         self._round = self._asked = None
 
-    def forget(self, policy_id: str) -> None:
-        """Nothing is kept by policy."""
-
     def get_state(self) -> dict[str, Any]:
         """The request under way, if there is one, and its weights."""
         if self._asked is None:

@@ -101,9 +101,6 @@ class FragmentStream:
                 algorithm.policies.acting_weights, algorithm.policies.weights_version
             )
 
-    def forget(self, policy_id: str) -> None:
-        """Nothing is kept by policy."""
-
     def get_state(self) -> dict[str, Any]:
         """The requests under way, and the weights that runners act with."""
         return {"sampler": self.sampler.get_state()}
