@@ -56,7 +56,7 @@ class League(Callbacks):
 
     def _numbers(self, algorithm: Algorithm) -> list[int]:
         names = (policy_id.removeprefix(f"{self._main}_") for policy_id in algorithm.policies)
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isdecimal()]
 
 
 def main_against_others(agent: str, episode: EpisodeStart, main: str = "main") -> str:

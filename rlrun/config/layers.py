@@ -191,7 +191,7 @@ def set_value(tree: Node, path: list[str], value: Node, at: tuple[str, ...] = ()
     here = (*at, head)
     tree = _by_section(tree) if at == _SPACE else tree
     if isinstance(tree.value, list):
-        if not head.isdigit() or int(head) >= len(tree.value):
+        if not head.isdecimal() or int(head) >= len(tree.value):
             count = len(tree.value)
             raise LookupError(f"{head!r} is not a position in a list of {count}, counted from 0")
         items = list(tree.value)

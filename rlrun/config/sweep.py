@@ -159,7 +159,8 @@ def _wrong_arguments(kind: str, arguments: Any) -> str | None:
         return f"expected a list of values, got {describe_value(arguments)}"
     if kind not in LISTS:
         return _wrong_range(kind, arguments)
-    repeated = next((v for i, v in enumerate(arguments) if v in arguments[:i]), None)
+    values = [(isinstance(value, bool), value) for value in arguments]  # true is not 1
+    repeated = next((v for i, (_, v) in enumerate(values) if values[i] in values[:i]), None)
     return None if repeated is None or kind == "choice" else f"{repeated!r} is listed twice"
 
 

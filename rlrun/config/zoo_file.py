@@ -526,8 +526,8 @@ def _constant(node: ast.expr) -> Any:
             return [_constant(item) for item in items]
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_constant(operand)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
     raise ValueError("expected constants, and dicts and lists of them")

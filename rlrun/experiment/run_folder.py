@@ -352,7 +352,9 @@ def newest_run(home: Path) -> Path | None:
         if not path.is_symlink()
         and any(os.path.isfile(path / name) for name in (RunFolder.CONFIG, SWEEP_CONFIG))
     ]
-    return max(runs, default=None, key=lambda run: str(RunFolder(run).read_meta().get("created")))
+    return max(
+        runs, default=None, key=lambda run: str(RunFolder(run).read_meta().get("created", ""))
+    )
 
 
 def renew_latest(home: Path) -> None:

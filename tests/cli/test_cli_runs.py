@@ -276,6 +276,7 @@ def test_a_run_that_never_began_leaves_latest_at_the_newest_before_it(make_run):
 def test_where_latest_leads_nowhere_the_newest_run_is_named(refused, make_run):
     make_run("runs/exp/a", hour=10)
     make_run("runs/exp/b", hour=11)
+    (make_run("runs/exp/damaged", hour=9) / "meta.json").write_text("{")
     Path("runs/exp/latest").symlink_to("c")
     refused(("show", "exp"), "the newest run in it is runs/exp/b")
 

@@ -331,6 +331,7 @@ class TestOverrides:
             ("training={lr: 1, lr: 2}", "lr: duplicate key"),
             ("seed.x=1", "seed: expected a whole number"),
             ("callbacks.3.every=1", "callbacks.3.every: '3' is not a position in a list of 1"),
+            ("callbacks.².every=1", "callbacks.².every: '²' is not a position in a list of 1"),
             ("env_runners.num_workers=2", "retired; use env_runners.num_env_runners"),
             ("use_gae=true", "use_gae: retired; advantages are always estimated by GAE"),
         ],

@@ -87,6 +87,12 @@ def test_a_search_that_cannot_work_is_an_error(write, text, says):
     assert any(says in line for line in found), found
 
 
+def test_true_and_1_are_different_values(write):
+    space = {"connectors.clip_rewards": {"grid": [True, 1]}}
+    found = load_experiment(write(PPO + f"  space: {space}\n", minimal=False)).sweep.space
+    assert dimensions(found)[0][0].arguments == (True, 1)
+
+
 def test_drawn_points_need_a_number(write):
     found = problems(write, "  space: {training.lr: {uniform: [0, 1]}}\n")
     assert found == [

@@ -139,6 +139,7 @@ def test_layers_of_two_networks(written, algorithm, net_arch, hidden, value_hidd
         ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a schedule such as"),
         ("policy_kwargs: \"dict(net_arch=[8, dict(pi=[8], vf=[9])])\"", "net_arch: layers that"),
         ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
+        ("policy_kwargs: dict(net_arch=[-nn])", "Python code is not run"),
         ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),
         ("n_envs: many", "env_runners.num_envs_per_env_runner: expected a whole number"),
         ("callback: a.b.C", "callback: write callbacks as classes of rlrun"),

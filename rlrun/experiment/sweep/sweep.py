@@ -218,7 +218,7 @@ def value_at(tree: Node, address: str, default: Any) -> Any:
     """The value at an address of a resolved file."""
     node: Node | None = tree
     for part in address.split("."):
-        node = None if node is None else node.child(int(part) if part.isdigit() else part)
+        node = None if node is None else node.child(int(part) if part.isdecimal() else part)
     return default if node is None else node.plain()
 
 
