@@ -185,11 +185,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     # -- what an algorithm is made of ----------------------------------------------------------
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """Makes the policy that env runners act with; called before `setup`, must be picklable."""
+        """A function to make the env runners' policy, picklable; asked for before `setup`."""
         return build_policy
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
-        """Makes a learner's network; overridden together with `policy_factory`."""
+        """A function to make a learner's network; overridden together with `policy_factory`."""
         return build_module
 
     def make_learner(self, policy_id: str) -> Learner:

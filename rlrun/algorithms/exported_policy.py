@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 Program = Callable[[Mapping[str, Array]], dict[str, Array]]
 """A file that was read: from the inputs by name, ``[N, ...]`` each, to the outputs."""
 NAME = "rlrun"
-"""Of the signature in a file: a JSON text beside TorchScript, a property of ONNX."""
+"""Name of the signature in a file: a JSON text beside TorchScript, a property of ONNX."""
 
 
 class ExportedPolicy(nn.Module):

@@ -280,8 +280,8 @@ class Replay(Generic[U]):
     ) -> Iterable[tuple[str, SampleBatch]]:
         """Draw a minibatch of ``size`` transitions of a policy; returns it with the policy's id.
 
-        Of a buffer of sequences, draw as many sequences as have ``size`` transitions at full
-        length, at least one. In lockstep, draw ``size`` env steps: the transitions of each policy.
+        From a buffer of sequences, draw as many as have ``size`` transitions at full length, at
+        least one. In lockstep, draw ``size`` env steps: the transitions of each policy.
         """
         if self._in_lockstep:
             return self.buffer.sample(size, rng, policies=learning).policy_batches.items()

@@ -18,7 +18,7 @@ from rlrun.config.schema import ExperimentConfig, ModelConfig
 _log = logging.getLogger(__name__)
 
 TRANSITION_BYTES = 48
-"""Of a replayed transition, besides its observation and action."""
+"""Memory of a replayed transition, besides its observation and action."""
 _ROW_BYTES = 16  # of a train batch: action, reward and flags
 _ENV_BYTES = 1000
 _WEIGHT_BYTES = 16  # the weight, its gradient and Adam's two moments in single precision

@@ -169,16 +169,16 @@ class ColumnBatch:
         return read(self._columns[name]) if name in self._columns else default
 
     def pop(self, name: str) -> Any:
-        """Removes a column and returns it; raises KeyError if there is none."""
+        """Remove a column and return it; raises KeyError if there is none."""
         self._note(name)
         return read(self._columns.pop(name))
 
     def discard(self, name: str) -> None:
-        """Removes a column if there is one, which does not count as reading it."""
+        """Remove a column if there is one, which does not count as reading it."""
         self._columns.pop(name, None)
 
     def update(self, columns: Mapping[str, Any]) -> None:
-        """Sets several columns."""
+        """Set several columns."""
         for name, value in columns.items():
             self[name] = value
 
@@ -209,7 +209,7 @@ class ColumnBatch:
         return np.concatenate(rows), index, index + len(index)
 
     def set_shared(self, name: str, storage: Any, index: Array) -> None:
-        """Sets a column to the rows `index` (int `[N]` or `[N, n]`) of `storage` (`[M, ...]`).
+        """Set a column to the rows `index` (int `[N]` or `[N, n]`) of `storage` (`[M, ...]`).
 
         Columns set with the same storage object share it: it is appended, copied and sent once. It
         must not be written to any more. Reading the column gathers its rows, which are read-only.
@@ -310,7 +310,7 @@ class ColumnBatch:
         return _restored, (type(self), contiguous, self.flags())
 
     def check_valid(self) -> None:
-        """Raises ValueError if the columns do not fit together."""
+        """Raise ValueError if the columns do not fit together."""
         self._check_rows(lambda name: True)
         seq_lens = self._seq_lens()
         if seq_lens is not None:

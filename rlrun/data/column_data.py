@@ -103,7 +103,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def map_leaves(function: Callable[..., Any], column: Any, *others: Any) -> Any:
-    """Applies `function` to corresponding arrays of plain columns of one structure, which is kept.
+    """Apply `function` to corresponding arrays of plain columns of one structure, which is kept.
 
     Raises ValueError if their structures differ.
     """
@@ -156,7 +156,7 @@ def pick(column: Any, selection: Any) -> Any:
 
 
 def concat(columns: Sequence[Any], axis: int = 0) -> Any:
-    """Appends columns of one structure; raises ValueError if structures or row shapes differ."""
+    """Append columns of one structure; raises ValueError if structures or row shapes differ."""
     plain = [read(column) for column in columns]
     return map_leaves(lambda *leaves: np.concatenate(leaves, axis=axis), *plain)
 
@@ -191,7 +191,7 @@ def size_bytes(column: Any) -> int:
 
 
 def concat_shared(parts: Mapping[str, Sequence[SharedColumn]]) -> dict[str, SharedColumn]:
-    """Appends the parts of shared columns, each distinct storage once.
+    """Append the parts of shared columns, each distinct storage once.
 
     All storages of one dtype and row shape, of any column, are joined into a new one; a single
     storage is kept. Columns whose storages differ in dtype or row shape cannot share one, and are

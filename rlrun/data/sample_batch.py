@@ -131,7 +131,7 @@ class SampleBatch(ColumnBatch):
         return batch
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the steps as dicts of values by column name, in which `seq_lens` is 1.
+        """Yield the steps as dicts of values by column name, in which `seq_lens` is 1.
 
         Each step has the state of its sequence. Padded batches yield their real steps.
         """
@@ -191,7 +191,7 @@ class SampleBatch(ColumnBatch):
         return slices if self._seq_lens() is None else [part for part in slices if len(part)]
 
     def shuffle(self, rng: np.random.Generator | None = None) -> SampleBatch:
-        """Shuffles the rows in place. Raises ValueError for batches with seq_lens.
+        """Shuffle the rows in place. Raises ValueError for batches with seq_lens.
 
         Without `rng` the order differs in every call, so that a run cannot be repeated.
         """
@@ -202,7 +202,7 @@ class SampleBatch(ColumnBatch):
         return self
 
     def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> SampleBatch:
-        """Pads every sequence to `max_seq_len` rows in place: zeros, None for objects and strings.
+        """Pad every sequence to `max_seq_len` rows in place: zeros, None for objects and strings.
 
         States per sequence stay as they are; states per step are padded unless `exclude_states`.
         Raises ValueError without seq_lens and for sequences longer than `max_seq_len`.
@@ -252,14 +252,14 @@ class SampleBatch(ColumnBatch):
         return MultiAgentBatch({policy_id: self}, self.count)
 
     def compress(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
-        """Compresses each row of these columns in place with LZ4, into arrays of bytes.
+        """Compress each row of these columns in place with LZ4, into arrays of bytes.
 
         Each row of a shared storage is compressed once.
         """
         return self._converted(columns, pack_column)
 
     def decompress_if_needed(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> SampleBatch:
-        """Undoes `compress` in place for columns that are compressed."""
+        """Undo `compress` in place for columns that are compressed."""
         return self._converted(columns, unpack_column)
 
     # What the rows say
@@ -288,7 +288,7 @@ class SampleBatch(ColumnBatch):
         return SampleBatch.from_columns(single_step_columns(self, view_requirements, index))
 
     def set_training(self, training: bool = True) -> SampleBatch:
-        """Sets `is_training`, and returns the batch."""
+        """Set `is_training`, and return the batch."""
         self.is_training = training
         return self
 
@@ -443,7 +443,7 @@ class MultiAgentBatch:
         return sum(batch.size_bytes() for batch in self.policy_batches.values())
 
     def compress(self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)) -> MultiAgentBatch:
-        """Compresses columns of every policy's batch in place and returns itself."""
+        """Compress columns of every policy's batch in place and return the batch."""
         for batch in self.policy_batches.values():
             batch.compress(columns)
         return self
@@ -451,13 +451,13 @@ class MultiAgentBatch:
     def decompress_if_needed(
         self, columns: Iterable[str] = (col.OBS, col.NEXT_OBS)
     ) -> MultiAgentBatch:
-        """Undoes `compress` in place where it was done and returns itself."""
+        """Undo `compress` in place where it was done and return the batch."""
         for batch in self.policy_batches.values():
             batch.decompress_if_needed(columns)
         return self
 
     def set_training(self, training: bool = True) -> MultiAgentBatch:
-        """Marks every policy's batch as (not) being trained on and returns itself."""
+        """Set `is_training` of every policy's batch, and return the batch."""
         for batch in self.policy_batches.values():
             batch.set_training(training)
         return self
@@ -468,7 +468,7 @@ class MultiAgentBatch:
         return MultiAgentBatch(moved, self.count)
 
     def check_valid(self) -> None:
-        """Raises ValueError if a policy's batch is invalid, or the number of env steps negative."""
+        """Raise ValueError if a policy's batch is invalid, or the number of env steps negative."""
         for policy_id, batch in self.policy_batches.items():
             try:
                 batch.check_valid()
@@ -498,7 +498,7 @@ def concat_samples(
 def concat_samples(
     batches: Iterable[SampleBatch | MultiAgentBatch],
 ) -> SampleBatch | MultiAgentBatch:
-    """Appends batches. Empty ones are skipped; without any, the result is an empty SampleBatch.
+    """Append batches. Empty ones are skipped; without any, the result is an empty SampleBatch.
 
     The result has the columns of the first batch, and the others must have them, too. Shared
     columns stay shared. If one batch is a MultiAgentBatch, so is the result, and a SampleBatch is

@@ -168,7 +168,7 @@ class LearnerGroup(Learner):
     def _improve(self, method: str, *arguments: Any) -> Any:
         """Call a method that takes gradient steps; repeat it after learners were replaced."""
         if self.optimizer is not self._unused_optimizer:
-            message = "learners in actors have that of training.optimizer"
+            message = "learners in actors use training.optimizer"
             raise TypeError(f"an optimizer of your own needs learners.num_learners: 0; {message}")
         seed = int(torch.randint(2**32, ()))  # from this process's generator, which is seeded
         while True:

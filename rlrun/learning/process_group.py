@@ -141,8 +141,8 @@ class ProcessGroup:
 def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
     """Every ``world_size``-th row, or whole sequences of a recurrent module, and its weight.
 
-    The weight is the part's share of the rows. Of a minibatch with fewer rows or sequences than
-    learners each takes everything, with a weight of 1 / ``world_size``: the sum is the same.
+    The weight is the part's share of the rows. With fewer rows or sequences than learners,
+    each learner takes all of them with a weight of 1 / ``world_size``: the sum is the same.
     """
     lengths = rows.get(col.SEQ_LENS)
     num_rows = num_rows_of(rows)

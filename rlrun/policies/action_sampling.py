@@ -38,7 +38,7 @@ _LOG_2PI = float(np.log(2.0 * np.pi))
 _MOST_CATEGORIES = 10_000_000
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
-"""Of a squashed normal distribution; beyond them a standard deviation says nothing any more."""
+"""Bounds for a squashed normal distribution; a standard deviation beyond them says nothing."""
 
 FORBIDDEN = np.float32(-1e9)
 """Input of an action that a mask forbids: its probability is 0, and its logarithm is finite."""

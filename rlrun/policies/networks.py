@@ -79,7 +79,7 @@ class LayerArrays(NamedTuple):
 
     @staticmethod
     def of(parameters: Sequence[Tensor]) -> "LayerArrays":
-        """Of the weight and the bias of each layer in turn; with gradients if there are any."""
+        """The arrays of each layer's weight and bias in turn; with gradients if there are any."""
         arrays = [p.detach().numpy() for p in parameters]
         gradients = [p.grad.numpy() for p in parameters if p.grad is not None]
         first = parameters[0] if parameters else torch.empty(0)

@@ -72,7 +72,8 @@ class NumpyNetwork(Protocol):
 class NumpyMLP:
     """Branches of a network one after another: [B, in] -> [B, out], or [B, out + log_std].
 
-    Hidden layers are written into the same memory in each call; the output is a new array.
+    Layers with an activation are written into the same memory in each call. The output is a new
+    array if the last layer has none.
 
     Args:
         parameters: of the whole network.

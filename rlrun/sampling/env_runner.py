@@ -173,7 +173,7 @@ class EnvRunner(OldNames):
             TypeError: the environment is a vector, whose sub-environments are no objects.
         """
         if not isinstance(self.envs, SubEnvs | SerialVectorEnv):
-            raise TypeError(f"{self.spec.env.use} is a vector of environments, a single object")
+            raise TypeError(f"{self.spec.env.use} is one vector, which hides its sub-environments")
         here = (env for env in self.envs.envs)
         return [env.apply(function) if isinstance(env, EnvProxy) else function(env) for env in here]
 

@@ -2,7 +2,7 @@
 
 Owns which connectors there are, the default ones and the user's own, and their common state. Each
 env runner has such an object for each policy, and so has the training process: its own has no
-slots and sees no data, but merges what those of the runners have learned.
+slots and sees no data, but merges what the runners' objects have learned.
 
     B  slots, 0 in the training process
 """
@@ -171,7 +171,7 @@ class RunnerConnectors:
     # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> State:
-        """Of all pipelines."""
+        """The state of all pipelines."""
         state = {
             "observations": {} if self.observations.identity else self.observations.get_state(),
             "rewards": {} if self.rewards.identity else self.rewards.get_state(),
