@@ -72,8 +72,7 @@ class NumpyNetwork(Protocol):
 class NumpyMLP:
     """Branches of a network one after another: [B, in] -> [B, out], or [B, out + log_std].
 
-    Layers with an activation are written into the same memory in each call. The output is a new
-    array if the last layer has none.
+    Activated layers are written into the same memory in each call; other outputs are new arrays.
 
     Args:
         parameters: of the whole network.

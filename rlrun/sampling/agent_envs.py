@@ -315,12 +315,13 @@ class AgentEnvs:
         state["due"] = {}
         for policy_id, slots in self.env.policies.items():
             assert slots.due.slots is not None
-            raw = [slots.at(slot).observation for slot in slots.due.slots.tolist()]
+            seen = [slots.at(slot).observation for slot in slots.due.slots.tolist()]
+            raw, observations = slots.stack(seen) if seen else None, actors[policy_id].observations
             state["due"][policy_id] = {
                 "slots": slots.due.slots,
                 "steps": slots.due.steps,
-                "unfiltered": actors[policy_id].preprocess(slots.stack(raw)) if raw else None,
-                "raw": slots.stack(raw) if raw and self.env.envs.offers_state else None,
+                "unfiltered": observations.preprocess(raw) if seen else None,
+                "raw": raw if self.env.envs.offers_state else None,
             }
         return state
 
@@ -414,7 +415,7 @@ class AgentEnvs:
             if place not in seen:
                 diverged.add(agent.env_index)
                 continue
-            found = actor.preprocess(slots.stack([seen[place]]))[0]
+            found = actor.observations.preprocess(slots.stack([seen[place]]))[0]
             if not np.array_equal(found, state["unfiltered"][i]):
                 diverged.add(agent.env_index)
         return diverged

@@ -282,10 +282,10 @@ class LockStepEnvs:
             return None
         if self._restored_obs is not None:
             return self._restored_obs
-        unfiltered = np.array(actor.preprocess(self.raw))
+        unfiltered = np.array(actor.observations.preprocess(self.raw))
         for t, slots, first in self._resets:
             if t == self._t:
-                unfiltered[slots] = actor.preprocess(first)
+                unfiltered[slots] = actor.observations.preprocess(first)
         return unfiltered
 
     def set_state(
@@ -329,7 +329,7 @@ class LockStepEnvs:
         raw, diverged = replay_actions(self.envs, actor.to_env, *recorded)
         diverged |= episodes.since_reset > episodes.max_replayed
         # Compared before the filter, which has gone on learning since an observation was filtered.
-        differs = actor.preprocess(raw) != expected
+        differs = actor.observations.preprocess(raw) != expected
         diverged |= differs.reshape(len(expected), -1).any(axis=1)
         slots = np.flatnonzero(diverged)
         log_replay(episodes, slots, episodes.since_reset, self._env_id, self._runner_index)
@@ -337,7 +337,7 @@ class LockStepEnvs:
             return
         self._drop(actor, slots)
         first = pick(self.envs.reset_envs(diverged, episodes.seeds), slots)
-        expected[slots] = actor.preprocess(first)
+        expected[slots] = actor.observations.preprocess(first)
         # Filters learn from these when the next fragment begins, with the merged statistics.
         self._begun_in_restore = slots, first
         self._begin(actor, slots, first, update=False)

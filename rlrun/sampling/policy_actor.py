@@ -276,10 +276,6 @@ class PolicyActor:
         self._returns[slots] = 0.0
         self.collector.drop(slots, episode_id)
 
-    def preprocess(self, raw_obs: Any) -> Array:
-        """Observations before the filter, ``[k, ...]``."""
-        return self.observations.preprocess(raw_obs)
-
     # -- fragments -----------------------------------------------------------------------------
 
     def begin_fragment(
