@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -283,9 +282,12 @@ class PolicySlots:
                 seen = tuple(one[4] for one in updates)
         stacked: Any = []
         if seen:
-            with suppress(ValueError, TypeError, LookupError):
+            try:
                 stacked = self.stack(seen)
-            if not len(stacked) or self._is_bad(stacked):
+            except (ValueError, TypeError, LookupError):
+                self._blame_observation(updates)
+                raise
+            if self._is_bad(stacked):
                 self._blame_observation(updates)
         slots, steps = np.array(slot_list), np.array(step_list)
         step = SlotStep(

@@ -83,6 +83,8 @@ class Copies(MultiAgentEnv):
     """
 
     def __init__(self, make: Callable[[], gym.Env[Any, Any]], num_agents: int) -> None:
+        if num_agents < 1:
+            raise ValueError(f"num_agents must be at least 1, not {num_agents}")
         self.copies: dict[Agent, Any] = {f"agent_{i}": make() for i in range(num_agents)}
         self.possible_agents = list(self.copies)
         self.observation_spaces = {name: env.observation_space for name, env in self.copies.items()}

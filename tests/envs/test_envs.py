@@ -18,7 +18,12 @@ from rlrun.data import columns as col
 from rlrun.envs.atari import EpisodicLife, FireReset
 from rlrun.envs.env import EnvContext, check_env, make_env, observation_problem
 from rlrun.envs.errors import EnvError
-from rlrun.envs.multi_agent_env import Copies, MultiAgentEnv, check_multi_agent_env
+from rlrun.envs.multi_agent_env import (
+    Copies,
+    MultiAgentEnv,
+    check_multi_agent_env,
+    make_multi_agent_env,
+)
 from rlrun.envs.vector_env import make_vector_env
 from rlrun.policies.policy import Policy
 from rlrun.sampling.env_runner import EnvRunner
@@ -172,6 +177,11 @@ def test_an_env_of_several_agents_is_checked_when_it_is_built() -> None:
 def test_the_check_of_copies_of_an_env_sees_their_rewards() -> None:
     with pytest.raises(EnvError, match="rewarded agent 'agent_0' with '1'"):
         check_multi_agent_env(Copies(lambda: Pays("1", step=1), 2), "Mine-v0")
+
+
+def test_copies_need_an_agent() -> None:
+    with pytest.raises(EnvError, match="num_agents must be at least 1, not 0"):
+        make_multi_agent_env(EnvSpec(use="MultiAgentCartPole", num_agents=0))
 
 
 def test_a_sound_env_passes_the_check() -> None:
