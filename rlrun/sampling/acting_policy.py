@@ -106,20 +106,19 @@ class ActingPolicy:
             The environments' actions, batched.
 
         Raises:
-            ValueError: the observations are of another number of environments, or one in a list is
-                of another form than the space, or one holds NaN, an infinity or an index out of
-                range.
+            ValueError: there are more or fewer observations or rewards than environments, or an
+                observation in a list is of another form than the space, or one holds NaN, an
+                infinity or an index out of range.
         """
         if isinstance(observations, list):
             observations = self._stack(observations)
-        if num_rows(observations) != self.num_envs:
-            raise ValueError(
-                f"there are {num_rows(observations)} observations, of {self.num_envs} environments"
-            )
+        rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
+        for name, count in (("observations", num_rows(observations)), ("rewards", rewards.size)):
+            if count != self.num_envs:
+                raise ValueError(f"there are {count} {name}, of {self.num_envs} environments")
         if self._has_bad_values(observations):
             rows = iterate(batch_space(self.observation_space, self.num_envs), observations)
             raise ValueError(self._problem(rows))
-        rewards = np.zeros(self.num_envs) if rewards is None else np.asarray(rewards, np.float64)
         with self._lock:
             return self._actor.to_env(self._act(observations, rewards))
 

@@ -276,6 +276,8 @@ def test_what_cannot_be_acted_on_is_named(built):
         policy.compute_single_action(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="2 observations, of 1 environments"):
         policy.compute_actions(np.zeros((2, 4), np.float32))
+    with pytest.raises(ValueError, match="3 rewards, of 1 environments"):
+        policy.compute_actions(np.zeros((1, 4), np.float32), [0.0, 1.0, 2.0])
 
 
 def test_an_observation_that_would_stop_training_is_not_acted_on(built):
