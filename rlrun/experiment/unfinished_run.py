@@ -46,7 +46,7 @@ def unfinished_run(
         if _is_run_of(kind(path), experiment):
             return kind.open(path)
         raise RunFolderError(
-            f"{path}: a run of another configuration; `{RunFolder.RESUME} {in_shell(path)}` "
+            f"{path}: a run of another configuration; `{kind.RESUME} {in_shell(path)}` "
             "resumes it, with KEY=VALUE for settings that may change"
         )
     home = Path(RUNS) / experiment.name

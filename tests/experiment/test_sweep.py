@@ -195,6 +195,8 @@ def test_seeds_alone_are_a_sweep_that_a_restarted_job_goes_on_with(counting, cap
     assert_equal_runs(first.folder / "trials/0002", "alone")
     experiment = load_experiment("fake.yaml", ["sweep.seeds=2"])
     assert unfinished_run(SweepFolder, experiment, None) is None
+    with pytest.raises(RunFolderError, match="another configuration; `rlrun sweep --resume"):
+        unfinished_run(SweepFolder, load_experiment("fake.yaml"), first.folder)
     (first.folder / "meta.json").write_text(json.dumps({"outcome": "running"}))  # killed at the end
     again = start()
     assert (again.folder, statuses(again)) == (first.folder, ["finished"] * 2)
