@@ -93,26 +93,22 @@ def make_vector_env(
     draws_elsewhere = masked = False
     if check:
         draws_elsewhere, masked = check_env(first, spec.use, runner_index=runner)
-    arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
-    stepped = (
-        OwnGenerators(first) if draws_elsewhere else InfoActionMask(first) if masked else first
-    )
-    arguments["offers_state"] = _relies_on_state(stepped, spec.use, settings, place)
 
-    def finished(env: Any, env_index: int) -> Any:
+    def finished(env: Any) -> Any:
         env = InfoActionMask(env) if masked else env
-        env = OwnGenerators(env) if draws_elsewhere else env
-        return _shown(env, env_index, created)
+        return OwnGenerators(env) if draws_elsewhere else env
 
     def make_again(env_index: int) -> Any:
-        return finished(make_wrapped(env_index), env_index)
+        return _shown(finished(make_wrapped(env_index)), env_index, created)
 
+    arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
+    arguments["offers_state"] = _relies_on_state(finished(first), spec.use, settings, place)
     kind = _elsewhere(settings)
     if kind is not None:
         first.close()
         maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
         return ParallelVectorEnv(maker.all(num_envs), spec.use, make=maker, **arguments)
-    envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
+    envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
     return SerialVectorEnv(envs, spec.use, make=make_again, **arguments)
 
 
@@ -239,12 +235,11 @@ def make_sub_envs(
         raise_time_limits(env, settings)
         return env
 
-    def finished(env: Any, env_index: int) -> Any:
-        env = OwnGenerators(env) if draws_elsewhere else env
-        return _shown(env, env_index, created)
+    def finished(env: Any) -> Any:
+        return OwnGenerators(env) if draws_elsewhere else env
 
     def make_again(env_index: int) -> Any:
-        return finished(make(env_index), env_index)
+        return _shown(finished(make(env_index)), env_index, created)
 
     first = make(0)
     if not settings.disable_env_checking:
@@ -254,11 +249,10 @@ def make_sub_envs(
             first.close()
             first = make(0)
         draws_elsewhere = check_multi_agent_env(first, spec.use, runner_index=runner)
-    stepped = OwnGenerators(first) if draws_elsewhere else first
-    offered = {"offers_state": _relies_on_state(stepped, spec.use, settings, place)}
+    offered = {"offers_state": _relies_on_state(finished(first), spec.use, settings, place)}
     kind = _elsewhere(settings)
     if kind is None:
-        envs = [finished(first, 0), *map(make_again, range(1, num_envs))]
+        envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
         return SubEnvs(envs, make_again, **offered)
     first.close()
     maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
