@@ -166,7 +166,7 @@ def single_step_columns(
                 f"is none; with a view of {source!r} among the policy's requirements it holds all"
             )
         steps = step + np.array(view.steps)
-        if step == count and _PREVIOUS.get(source) in batch:
+        if step == count and source in _PREVIOUS and _PREVIOUS[source] in batch:
             source, steps = _PREVIOUS[source], steps - 1
         columns[name] = _rows_at(batch, source, steps, count, time_axis=view.time_axis)
     return columns

@@ -84,7 +84,7 @@ class Rebuilder:
         if self._failures == 1:
             said = failure.user_traceback.rstrip() or failure.reason
             _log.warning("%s is rebuilt in sub-env %d: %s", self._env_id, env_index, said)
-        elif str(self._failures).strip("0") == "1":
+        elif str(self._failures).strip("0") == "1":  # 10, 100, 1,000, ...
             message = "%s has been rebuilt %d times, now in sub-env %d: %s"
             _log.warning(message, self._env_id, self._failures, env_index, failure.reason)
         with suppress(*RAISED):

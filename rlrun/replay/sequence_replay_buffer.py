@@ -149,9 +149,10 @@ class ItemReplayBuffer(ReplayBuffer):
     Args:
         capacity: transitions that are kept, with either unit; an item whose first transition has
             been overwritten is no longer sampled.
-        unit: "fragments" are the batches that were added. "episodes" are all steps of an agent in
-            an episode, added in any number of fragments. Episodes of which the buffer has seen no
-            agent from env step 0 on may be incomplete, and are left out.
+        unit: "fragments" are the batches that were added, in parts if they are longer than the
+            capacity. "episodes" are all steps of an agent in an episode, added in any number of
+            fragments. Episodes of which the buffer has seen no agent from env step 0 on may be
+            incomplete, and are left out.
         further_columns: see `ReplayBuffer`.
     """
 
