@@ -38,6 +38,8 @@ def replace_link(link: Path, target: str) -> None:
         temporary.symlink_to(target)
         os.replace(temporary, link)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         _log.info("%s: no link to %s: %s", link, target, error)
 
 

@@ -273,6 +273,15 @@ def test_a_run_that_never_began_leaves_latest_at_the_newest_before_it(make_run):
     assert Path("runs/exp/latest").readlink() == Path("a")
 
 
+def test_a_folder_of_the_users_named_latest_stays_and_nothing_is_left_beside_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/exp/latest").mkdir(parents=True)
+    with closing(RunFolder.create("exp", 1)) as made:
+        assert {path.name for path in Path("runs/exp").iterdir()} == {"latest", made.home.name}
+
+
 def test_where_latest_leads_nowhere_the_newest_run_is_named(refused, make_run):
     make_run("runs/exp/a", hour=10)
     make_run("runs/exp/b", hour=11)
