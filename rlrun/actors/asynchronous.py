@@ -287,7 +287,7 @@ class RoundAhead:
 
     It acts with the weights of before that learning, so its rows are one update older; equal runs
     stay equal, and a resumed run asks for the same round again. Runners have its requests before
-    they have answered those of the round before, and so need not wait for the driver.
+    they have answered the earlier ones, and so need not wait for the driver.
 
     Args:
         group: remote runners, which must not be sampled from otherwise.

@@ -66,7 +66,7 @@ class Callbacks:
     def on_episode_step(self, env_runner: Any, episode: LiveEpisode) -> None:
         """A step of an episode has been made; the last one has `terminated` or `truncated` set.
 
-        What `episode.custom_metrics` holds after it is reported as that of `on_episode_end` is.
+        What `episode.custom_metrics` holds after the last step is reported, as in `on_episode_end`.
         """
 
     def on_create_policy(self, algorithm: Any, policy_id: str) -> None:

@@ -68,8 +68,8 @@ class ExportedPolicy(nn.Module):
         module: the policy's network, with its weights; copied.
 
     Attributes:
-        inputs, outputs: name -> one row, whose shape and type those of all rows are. Rows of
-            ``state_in_<k>`` are the initial state.
+        inputs, outputs: name -> one row, of the shape and type of all rows; the row of
+            ``state_in_<k>`` is the initial state.
 
     Raises:
         InputError: the policy is not made of torch modules and rlrun's own connectors.

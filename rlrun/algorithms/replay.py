@@ -211,7 +211,7 @@ class Replay(Generic[U]):
 
         Args:
             lengths, next_lengths: of this and the next round's fragments, by runner.
-            stats: of all policies that learn; those of the updates are added.
+            stats: statistics of all policies that learn, to which those of the updates are added.
             counted_before: env steps of the run, as `Progress.counted_steps` counts them.
 
         Returns:

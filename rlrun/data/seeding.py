@@ -164,8 +164,8 @@ class GlobalGenerators:
 class OwnGenerators:
     """Wraps an environment that draws from generators which `reset(seed=...)` does not seed.
 
-    These are the global generators, of which it has its own states, and those of its spaces. They
-    are seeded with each episode, so that the episode is a function of its seed and its actions,
+    These are the global generators, of which it has its own states, and its spaces' generators.
+    They are seeded with each episode, which is then a function of its seed and its actions,
     whatever other sub-environments draw. All attributes but `reset` and `step` are the
     environment's.
     """

@@ -110,7 +110,7 @@ class Policy:
     def fragment_columns(
         self, columns: Mapping[str, Array], *, explore: bool = True
     ) -> dict[str, Array]:
-        """Columns computed from those of a finished fragment, once for all rows.
+        """Further columns of a finished fragment, computed once for all rows.
 
         Args:
             columns: actions and extra values from `compute_actions`, each ``[N, ...]``.

@@ -122,8 +122,8 @@ def policy_spaces(
         key: address of the setting that the mapping is made of.
 
     Raises:
-        ConfigError: an agent has no policy, those of a policy differ in their spaces, or a policy
-            has none.
+        ConfigError: an agent has no policy, a policy has no agent, or one whose spaces differ from
+            another's.
     """
     try:
         return _policy_spaces(env, mapping, policies)

@@ -414,7 +414,7 @@ class JoinedEncoder(nn.Module):
 
 
 def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaves of a space in its own order, which is that of its observations."""
+    """The leaves of a space in the order in which its observations have them."""
     if isinstance(space, gym.spaces.Dict):
         for part in space.spaces.values():
             yield from leaf_spaces_in_own_order(part)

@@ -184,7 +184,7 @@ def tell_exploration(
 ) -> None:
     """Set the exploration of a runner's policies; runner 0, the local one, counts as the first.
 
-    Without a runner it is that of the last one, which explores least where runners differ.
+    Without a runner the policies explore as the last one's, the least where runners differ.
     """
     for policy_id, settings in exploration.items():
         if policy_id in policies:
