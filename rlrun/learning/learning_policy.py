@@ -88,7 +88,10 @@ class LearningPolicy(TorchPolicy):
         return gradients, {name: float(value) for name, value in statistics.items()}
 
     def apply_gradients(self, gradients: NDArray[np.float32]) -> dict[str, Any]:
-        """A step along gradients ``[P]``, of this policy or of a copy with the same weights."""
+        """A step along gradients ``[P]``, of this policy or of a copy with the same weights.
+
+        A schedule of the learning rate goes on in `learn_on_batch` only.
+        """
         learner = self.learner
         learner.parameters.grads.copy_(torch.from_numpy(gradients))
         lr = value_at(learner.training.lr, self._env_steps)
