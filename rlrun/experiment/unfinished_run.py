@@ -5,6 +5,7 @@ resolved configuration is the same), and when there is nothing to resume. It mus
 run is resumed.
 """
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -107,4 +108,10 @@ def _is_run_of(folder: RunFolder, experiment: ExperimentConfig) -> bool:
     began = with_links_followed(experiment).initial_weights
     if own.initial_weights is not None and began != experiment.initial_weights:
         began = own.initial_weights  # a link, such as `latest`, led there when the run began
-    return own == experiment.model_copy(update={"seed": seed, "initial_weights": began})
+    wanted = experiment.model_copy(update={"seed": seed, "initial_weights": began})
+    return _comparable(own) == _comparable(wanted)
+
+
+def _comparable(experiment: ExperimentConfig) -> str:
+    """The experiment as text: in Python ``true`` would equal 1, and a tuple no list."""
+    return json.dumps(parse_yaml(dump_yaml(experiment), "").plain(), sort_keys=True)

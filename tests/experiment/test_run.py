@@ -237,10 +237,11 @@ def test_a_job_that_is_started_again_goes_on_with_its_unfinished_run():
     assert [session["outcome"] for session in meta(failed)["sessions"]] == ["failed", "finished"]
     assert start().folder not in (failed, *others)
     for _ in range(2):  # the second one has nothing left to do
-        assert start(run_dir="there").end == "finished"
+        assert start("connectors.clip_rewards=1", run_dir="there").end == "finished"
     assert iterations("there") == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(RunFolderError, match="a run of another configuration"):
-        start("seed=9", run_dir="there")
+    for other in ("seed=9", "connectors.clip_rewards=true"):
+        with pytest.raises(RunFolderError, match="a run of another configuration"):
+            start("connectors.clip_rewards=1", other, run_dir="there")
 
 
 def test_looking_whether_a_run_is_going_on_hinders_neither_a_look_nor_a_start():
