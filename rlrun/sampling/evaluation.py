@@ -87,7 +87,7 @@ def _run(
     recorders = [each for each in (watch, recorder) if each is not None]
 
     def record(step: RecordedStep) -> bool:
-        return any(each(step) for each in recorders)  # the callbacks' end nothing
+        return any(each(step) for each in recorders)  # callbacks return None
 
     envs = runner.slot_envs(plan, collects=False, recorder=record if recorders else None)
     if isinstance(envs, AgentEnvs):
