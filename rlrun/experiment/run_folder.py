@@ -29,7 +29,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from itertools import count
@@ -276,7 +276,7 @@ class RunFolder:
             "versions": dict(_versions()),
             "git": _git(),
         }
-        sessions = [*meta.get("sessions", []), session]
+        sessions = [*(meta.get("sessions") or ()), session]
         self._write_meta({**meta, "outcome": "running", "sessions": sessions})
 
     def end_session(self, outcome: str, reason: str, iteration: int | None) -> None:
@@ -352,9 +352,15 @@ def newest_run(home: Path) -> Path | None:
         if not path.is_symlink()
         and any(os.path.isfile(path / name) for name in (RunFolder.CONFIG, SWEEP_CONFIG))
     ]
-    return max(
-        runs, default=None, key=lambda run: str(RunFolder(run).read_meta().get("created", ""))
-    )
+    long_ago = datetime.min.replace(tzinfo=UTC)
+    return max(runs, default=None, key=lambda run: created(RunFolder(run).read_meta()) or long_ago)
+
+
+def created(meta: Mapping[str, Any]) -> datetime | None:
+    """When the run with this meta.json was created; None if that is damaged."""
+    with suppress(ValueError):
+        return datetime.fromisoformat(str(meta.get("created"))).astimezone()
+    return None
 
 
 def renew_latest(home: Path) -> None:

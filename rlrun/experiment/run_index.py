@@ -26,6 +26,7 @@ from rlrun.experiment.run_folder import (
     SWEEP_CONFIG,
     RunFolder,
     RunFolderError,
+    created,
     is_in_use,
     is_of_checkpoints,
     is_sweep_folder,
@@ -180,7 +181,7 @@ def read_entry(path: Path) -> RunEntry:
         reason=reason,
         settings=settings,
         meta=meta,
-        created=_created(path, meta),
+        created=created(meta) or datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
         last=last,
         metric=goal.metric,
         best=goal.best(values),
@@ -199,13 +200,6 @@ def _state(folder: RunFolder, meta: Mapping[str, Any], damage: str | None) -> tu
         return "killed", "its process is gone"
     session = sessions[-1] if isinstance(sessions, list) and sessions else None
     return outcome, str(session.get("reason") or "") if isinstance(session, dict) else ""
-
-
-def _created(path: Path, meta: Mapping[str, Any]) -> datetime:
-    try:
-        return datetime.fromisoformat(str(meta.get("created"))).astimezone()
-    except ValueError:
-        return datetime.fromtimestamp(path.stat().st_mtime).astimezone()
 
 
 class _Goal:

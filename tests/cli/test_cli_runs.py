@@ -288,6 +288,11 @@ def test_where_latest_leads_nowhere_the_newest_run_is_named(refused, make_run):
     (make_run("runs/exp/damaged", hour=9) / "meta.json").write_text("{")
     Path("runs/exp/latest").symlink_to("c")
     refused(("show", "exp"), "the newest run in it is runs/exp/b")
+    meta = make_run("runs/exp/west", hour=10) / "meta.json"
+    meta.write_text(json.dumps({"created": "2026-01-01T09:00:00-08:00", "sessions": None}))
+    meta = make_run("runs/exp/east", hour=10) / "meta.json"
+    meta.write_text(json.dumps({"created": "2026-01-01T23:00:00+09:00", "sessions": None}))
+    refused(("show", "exp"), "the newest run in it is runs/exp/west")
 
 
 def test_checkpoints_are_no_runs(rlrun, refused, make_run):
