@@ -487,7 +487,8 @@ def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], ou
     """Write observations into a batch, like gymnasium's `concatenate`, and return it.
 
     Raises:
-        ValueError: for integers that the dtype of their space cannot hold, which would wrap around.
+        ValueError: for integers that the dtype of their space cannot hold, which would wrap around,
+            and for tuples of another length than their space.
     """
     if isinstance(space, spaces.Dict):
         return {
@@ -495,9 +496,10 @@ def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], ou
             for key, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
+        entries = zip(*observations, strict=True)
         return tuple(
-            stack_observations(part, [each[i] for each in observations], out[i])
-            for i, part in enumerate(space.spaces)
+            stack_observations(part, rows, into)
+            for part, rows, into in zip(space.spaces, entries, out, strict=True)
         )
     if space.dtype is None or space.dtype.kind not in "iu":
         return concatenate(space, observations, out)

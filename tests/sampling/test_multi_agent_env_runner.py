@@ -422,6 +422,7 @@ def test_a_reset_without_infos_is_no_failing_environment():
     assert "Traceback" not in str(caught.value)
 
 
+PAIR = gym.spaces.Tuple([gym.spaces.Discrete(9)] * 2)
 FORMS = {  # kind -> space, an observation in it, one of another form and what is said of it
     "bytes": (
         gym.spaces.Box(0, 255, (2,), np.uint8),
@@ -450,7 +451,8 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         np.array([0.9, 0]),
         "not in MultiBinary",
     ),
-    "pair": (gym.spaces.Tuple([gym.spaces.Discrete(9)] * 2), (1, 2), (1,), "must be a tuple of 2"),
+    "pair": (PAIR, (1, 2), (1,), "must be a tuple of 2"),
+    "pair of three": (PAIR, (1, 2), (1, 2, 3), "must be a tuple of 2"),
 }
 
 
