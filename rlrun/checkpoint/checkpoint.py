@@ -169,6 +169,8 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         if hasattr(error, "exit_code"):
             raise
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyError):  # of a part that the experiment has got since
+            reason = f"it holds no {error}"
         raise CheckpointError(
             f"{checkpoint.path}: its state does not fit this experiment: {reason}"
         ) from error

@@ -27,6 +27,7 @@ from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.runners import find_spaces
 from rlrun.algorithms.sac import SACConfig
+from rlrun.checkpoint.checkpoint import CheckpointError
 from rlrun.config.policies import PolicySettings
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
@@ -224,8 +225,9 @@ def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, t
     assert algorithm.compute_single_action(np.zeros(4)) == 0
 
 
-def test_what_is_kept_needs_a_state_and_no_forget(several):
+def test_what_is_kept_needs_a_state_and_no_forget(several, tmp_path):
     algorithm = several("PPO", multi_agent={"policies": ["main"], "agents": {"*": "main"}})
+    algorithm.save(tmp_path / "before")
     critic = torch.nn.Linear(1, 1)
     assert algorithm.keep("critic", critic) is critic
     algorithm.add_policy("older", like="main")
@@ -238,6 +240,8 @@ def test_what_is_kept_needs_a_state_and_no_forget(several):
     assert torch.equal(critic.weight, before)
     with pytest.raises(TypeError, match=r"count has no get_state\(\) and set_state\(\): int"):
         algorithm.keep("count", 5)
+    with pytest.raises(CheckpointError, match="not fit this experiment: it holds no 'critic'"):
+        algorithm.restore(tmp_path / "before")
 
 
 def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several, tmp_path):
