@@ -119,13 +119,17 @@ def test_gradients_within_the_bound_are_left_alone(how):
     assert torch.equal(learner.parameters.grads, before)
 
 
-def test_the_norm_of_small_gradients_is_bounded_as_by_torch():
-    learner = make_learner(grad_clip=1e-7)
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("most", [1e-7, 1.0])
+def test_the_norm_of_small_gradients_is_bounded_as_by_torch(most, on_cpu):
+    learner = make_learner(grad_clip=most)
+    if not on_cpu:
+        learner.parameters._arrays = None  # parameters of another device have no arrays
     grads = learner.parameters.grads
     grads.normal_(std=1e-7, generator=torch.Generator().manual_seed(0))
     alike = torch.nn.Parameter(grads.clone())
     alike.grad = grads.clone()
-    torch.nn.utils.clip_grad_norm_(alike, 1e-7)
+    torch.nn.utils.clip_grad_norm_(alike, most)
     learner.apply_gradients(lr=0.0)
     torch.testing.assert_close(grads, alike.grad, rtol=1e-5, atol=0.0)
 
