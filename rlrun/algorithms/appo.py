@@ -1,6 +1,6 @@
 """APPO: PPO's clipped surrogate on asynchronous samples.
 
-Its form is that of IMPACT (Luo et al. 2020, arXiv:1912.00167).
+It is the form called IMPACT (Luo et al. 2020, arXiv:1912.00167).
 
 M rows of a minibatch    P inputs of the action distribution
 

@@ -82,10 +82,10 @@ def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, in
     """The least number of weights that each setting of a default network implies."""
     if model.use is not None:
         return
-    for key, hidden in (("value_hidden", model.value_hidden or ()), ("hidden", model.hidden)):
-        widths = (1, *hidden)
-        yield f"model.{key}", sum(below * above for below, above in pairwise(widths))
-    yield "training.num_atoms", widths[-1] * num_atoms
+    for key, hidden in (("hidden", model.hidden), ("value_hidden", model.value_hidden or ())):
+        yield f"model.{key}", sum(below * above for below, above in pairwise((1, *hidden)))
+    last = (1, *model.hidden)[-1]
+    yield "training.num_atoms", last * num_atoms
     if model.conv:
         channels = (1, *(layer[0] for layer in model.conv))
         kernels = (layer[1] ** 2 for layer in model.conv)
@@ -93,7 +93,7 @@ def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, in
         yield "model.conv", sum(below * above * kernel for (below, above), kernel in sizes)
         yield "model.conv_head", channels[-1] * model.conv_head
     if model.use_lstm or model.use_gru:
-        yield "model.lstm_cell_size", 3 * model.lstm_cell_size * (model.lstm_cell_size + widths[-1])
+        yield "model.lstm_cell_size", 3 * model.lstm_cell_size * (model.lstm_cell_size + last)
     if model.use_attention:
         heads = model.attention_num_heads * model.attention_head_dim
         inner = 3 * heads + model.attention_position_wise_mlp_dim

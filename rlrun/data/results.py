@@ -1,8 +1,9 @@
 """Result rows: a result as plain JSON values, addressed as ``a/b``.
 
 Owns the values that metrics.jsonl may hold: numbers of numpy and torch become Python's, numbers
-that are not finite become None (JSON has no NaN), and every row has the keys of the first. Must not
-know which keys there are (algorithms/result.py).
+that are not finite become None (JSON has no NaN), and every row has the keys of the first. It knows
+the few addresses that several rooms read, and must not know how their numbers are computed
+(algorithms/result.py).
 """
 
 import math
