@@ -38,6 +38,7 @@ class Rebuilder:
         env_id: name of the environment in the experiment.
         when: whether failures are tolerated; "auto" does so once an episode has been completed.
         per_1000_steps: failures tolerated in 1,000 env steps of all sub-environments.
+        runner_index: of the env runner, for the log.
 
     Attributes:
         env_steps: env steps of all sub-environments so far.
@@ -45,9 +46,14 @@ class Rebuilder:
     """
 
     def __init__(
-        self, env_id: str, when: bool | Literal["auto"] = False, per_1000_steps: float = 0.0
+        self,
+        env_id: str,
+        when: bool | Literal["auto"] = False,
+        per_1000_steps: float = 0.0,
+        runner_index: int = 0,
     ) -> None:
-        self._env_id, self.when, self._per_1000_steps = env_id, when, per_1000_steps
+        self._env_id, self._runner_index = env_id, runner_index
+        self.when, self._per_1000_steps = when, per_1000_steps
         self.env_steps, self.proven = 0, False
         self._failures = 0
         self._left = math.inf  # failures that are tolerated at any rate
@@ -81,12 +87,13 @@ class Rebuilder:
             raise TooManyFailures(f"it fails more often than {key}={self._per_1000_steps:g}")
         self._failures += 1
         failure = EnvFailure.from_exception(error)
+        place = f"runner {self._runner_index}, sub-env {env_index}"
         if self._failures == 1:
             said = failure.user_traceback.rstrip() or failure.reason
-            _log.warning("%s is rebuilt in sub-env %d: %s", self._env_id, env_index, said)
+            _log.warning("%s is rebuilt in %s: %s", self._env_id, place, said)
         elif str(self._failures).strip("0") == "1":  # 10, 100, 1,000, ...
-            message = "%s has been rebuilt %d times, now in sub-env %d: %s"
-            _log.warning(message, self._env_id, self._failures, env_index, failure.reason)
+            message = "%s has been rebuilt %d times, now in %s: %s"
+            _log.warning(message, self._env_id, self._failures, place, failure.reason)
         with suppress(*RAISED):
             env.close()
         return make(env_index)

@@ -64,6 +64,7 @@ class RunnerEnvironments:
             spec.env.use,
             spec.restart_failed_sub_environments,
             spec.max_sub_environment_failures_per_1000_steps,
+            self._runner_index,
         )
         # What is evaluated is what training has proven.
         self.rebuilder.proven = not context.training

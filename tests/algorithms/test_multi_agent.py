@@ -271,6 +271,12 @@ def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several)
     assert set(following.connector_state) == set(following.policies) == {"main", "newer"}
 
 
+def test_the_learner_of_several_policies_must_be_named(several):
+    algorithm = several("PPO", multi_agent=EACH)
+    with pytest.raises(ValueError, match="learners has a learner for each policy: "):
+        _ = algorithm.learner
+
+
 class Group(Learner):
     """In place of a group of actors, which import torch for seconds."""
 

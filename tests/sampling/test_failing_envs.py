@@ -292,9 +292,9 @@ def test_failures_are_told_with_the_first_traceback_and_then_counted(caplog):
     replies = collect(crashing(), [40, 40, 40])
     assert replies[-1].faulty_episodes > 10
     first, tenth = [record.getMessage() for record in caplog.records]
-    assert "is rebuilt in sub-env" in first
+    assert "is rebuilt in runner 0, sub-env" in first
     assert "in step" in first
-    assert "has been rebuilt 10 times, now in sub-env" in tenth
+    assert "has been rebuilt 10 times, now in runner 0, sub-env" in tenth
     assert tenth.endswith("RuntimeError: crash")
 
 

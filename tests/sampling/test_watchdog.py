@@ -52,7 +52,7 @@ def test_a_call_that_does_not_return_is_an_error_with_its_place(runner, how, whe
 def test_a_sub_environment_that_hangs_is_built_again_like_one_that_raises(runner, caplog):
     batch = runner(how="sleep", rebuilt=True).sample()
     assert len(batch) == 20
-    assert "is rebuilt in sub-env 0" in caplog.text
+    assert "is rebuilt in runner 0, sub-env 0" in caplog.text
     assert "EnvTimeoutError: no answer" in caplog.text
 
 
