@@ -508,7 +508,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.timers.lap()
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Add and remove policies, here and in env runners, to match a state."""
+        """Add and remove policies, here and in env runners, to match a state.
+
+        Raises:
+            ConfigError: the environment has other spaces than the state's policies.
+        """
+        self.policies.require_spaces(state["policies"])
         if self.policies.several:
             self.policies.match(state["policies"], self._forget)
             now = dict(self.policies)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rlrun.algorithms.progress import Progress
+from rlrun.algorithms.runners import require_form
 from rlrun.config.policies import PolicySettings, policy_settings
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ExperimentConfig
@@ -27,13 +28,14 @@ from rlrun.data.column_reads import ReadsByPolicy
 from rlrun.data.nested import has_action_mask
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import policy_key, weights_seed
+from rlrun.envs.spaces_only import plain_spaces, spaces_of
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup
 from rlrun.learning.losses import require_numbers
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
-from rlrun.sampling.runner_connectors import RunnerConnectors
+from rlrun.sampling.runner_connectors import RunnerConnectors, reward_pipeline
 from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 State = dict[str, Any]
@@ -348,6 +350,11 @@ class Policies(Mapping[str, PolicySettings]):
             weights = self.learners[like].named_weights()
             self.learners[policy_id].load_named_weights(weights)
 
+    def require_spaces(self, state: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a state's policies have other spaces than the environment."""
+        if (stored := state.get("spaces")) is not None:
+            require_form(self.spaces, spaces_of(stored), "env", "in the checkpoint")
+
     def match(self, state: Mapping[str, Any], remove: Callable[[str], None]) -> None:
         """Add the policies that a state has, and call `remove` for those that it lacks."""
         for policy_id in [name for name in self if name not in state["ids"]]:
@@ -376,6 +383,8 @@ class Policies(Mapping[str, PolicySettings]):
     def get_state(self) -> State:
         """Everything besides the networks' weights."""
         return {
+            "spaces": plain_spaces(self.spaces),
+            "clip_rewards": self.connectors.clip_rewards,
             "ids": list(self.settings),
             "added": {
                 policy_id: {"like": settings.like, "train": settings.train}
@@ -428,6 +437,7 @@ class CentralConnectors:
         spaces: the environment's, by policy.
 
     Attributes:
+        clip_rewards: as `connectors.clip_rewards`; never None.
         merges: whether statistics of the runners are merged.
         sends: whether the merged statistics go to runners with each request.
     """
@@ -439,6 +449,7 @@ class CentralConnectors:
         spaces: Mapping[str, Spaces],
     ) -> None:
         self._spec, self._policies, self._spaces = spec, policies, spaces
+        self.clip_rewards = reward_pipeline(spec).clip
         self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
         stateful = any(connectors.stateful for connectors in self._by_policy.values())
         self.merges = stateful and spec.settings.use_worker_filter_stats

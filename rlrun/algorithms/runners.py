@@ -160,14 +160,26 @@ def require_spaces(spec: RunnerSpec, expected: Mapping[str, Spaces], key: str) -
     Args:
         key: address of what differs in evaluation.
     """
-    found, _ = find_spaces(spec, key=key)
-    for policy_id, spaces in expected.items():
-        of_policy = f" of policy {policy_id}" if spec.multi_agent is not None else ""
+    require_form(find_spaces(spec, key=key)[0], expected, key, "in training")
+
+
+def require_form(
+    found: Mapping[str, Spaces], expected: Mapping[str, Spaces], key: str, there: str
+) -> None:
+    """Raise ConfigError if policies made for the expected spaces cannot act in those found.
+
+    Args:
+        found, expected: by policy.
+        key: address of what has the spaces that were found.
+        there: where the expected ones are from, in words.
+    """
+    for policy_id in expected.keys() & found.keys():
+        of_policy = "" if policy_id == DEFAULT_POLICY_ID else f" of policy {policy_id}"
         for name, own, its in zip(
-            ("observations", "actions"), spaces, found[policy_id], strict=True
+            ("observations", "actions"), expected[policy_id], found[policy_id], strict=True
         ):
             if not _have_one_form(own, its):
-                message = f"its {name}{of_policy} are {its}, but in training {own}"
+                message = f"its {name}{of_policy} are {its}, but {there} {own}"
                 raise misfit(key, message)
 
 

@@ -138,6 +138,20 @@ def without_dropped_stops(tree: Node) -> Node:
     return Node({**tree.value, "stop": Node(kept, stop.origin)}, tree.origin)
 
 
+def without(tree: Node, address: str) -> Node:
+    """The tree without what is at an address, in which ``*`` stands for any key."""
+    if not isinstance(tree.value, dict):
+        return tree
+    head, _, rest = address.partition(".")
+    kept = {}
+    for key, node in tree.value.items():
+        if head not in (key, "*"):
+            kept[key] = node
+        elif rest:
+            kept[key] = without(node, rest)
+    return Node(kept, tree.origin)
+
+
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
     """The tree with each ``KEY=VALUE`` merged over it in turn, and their problems."""
     problems: list[Problem] = []

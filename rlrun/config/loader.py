@@ -7,7 +7,7 @@ them. Must not know: how a step works; see layers.py, validate.py and the module
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -25,7 +25,7 @@ from rlrun.config.sweep import check_sweep
 from rlrun.config.translation import Translation
 from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
-from rlrun.config.yaml_tree import Node
+from rlrun.config.yaml_tree import Node, from_plain
 from rlrun.config.zoo_file import is_zoo, translate_zoo
 
 
@@ -93,6 +93,41 @@ def load(
         if is_rllib(tree) or is_zoo(tree):
             return _load_translated(tree, stem, layers.override_of("name", overrides), overrides)
     return load_tree(tree, stem, overrides)
+
+
+def load_to_act(
+    path: str | os.PathLike[str], replacing: Mapping[str, Any], *, trust: bool
+) -> ExperimentConfig:
+    """The experiment of a checkpoint as far as its policies act by it, and no further.
+
+    Code that only samples, learns or reports is left out, so it is neither imported nor to be
+    trusted.
+
+    Args:
+        path, trust: see `load_experiment`.
+        replacing: sections and settings merged over the file's, `env` among them.
+    """
+    file = FilePath(path)
+    tree = whole = layers.read_file(file)
+    for address in _NOT_TO_ACT:
+        tree = layers.without(tree, address)
+    tree = layers.merge(tree, from_plain(replacing, DEFAULT))
+    if not trust:
+        require_trust(file, whole.plain(), tree.plain())
+    return _load_run(tree, file, ()).experiment
+
+
+_OF_ENVIRONMENTS = ("env_wrappers", "gym_env_vectorize_mode", "env_runner_cls", "sample_collector")
+_OF_LEARNERS = ("loss", "learner_connectors")
+_NOT_TO_ACT = (
+    *("env", "callbacks", "report", "sweep", "fault_tolerance"),
+    *("evaluation.env", "evaluation.agents"),
+    *("multi_agent.agents", "multi_agent.policies_to_train", "multi_agent.policies.*.spaces_of"),
+    *(f"{at}env_runners.{key}" for at in ("", "evaluation.") for key in _OF_ENVIRONMENTS),
+    *(f"{at}training.{key}" for at in ("", "multi_agent.policies.*.") for key in _OF_LEARNERS),
+)
+"""Addresses of settings that policies do not act by, and that name code or the form of an
+environment."""
 
 
 def load_translations(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Loaded]:

@@ -45,17 +45,18 @@ def signed_yaml(experiment: ExperimentConfig) -> str:
     return text if key is None else f"{text}# code signed by rlrun: {_digest(key, code)}\n"
 
 
-def require_trust(file: FilePath, data: Any) -> None:
+def require_trust(file: FilePath, data: Any, imported: Any = None) -> None:
     """Raise TrustError if a run folder's file names code that is not signed with the user's key.
 
     Args:
         file: the config of a run folder, sweep or checkpoint.
         data: content of the file and of its `base`.
+        imported: the part of it whose code will be imported; None: all.
     """
-    code = code_of(data)
-    key = _key(create=False)
+    signed, key = code_of(data), _key(create=False)
+    code = signed if imported is None else [each for each in signed if each in code_of(imported)]
     found = _SIGNATURE.findall(file.read_text(encoding="utf-8-sig"))
-    if not code or (key and found and hmac.compare_digest(found[-1], _digest(key, code))):
+    if not code or (key and found and hmac.compare_digest(found[-1], _digest(key, signed))):
         return
     raise TrustError(untrusted(str(file), code))
 

@@ -31,10 +31,12 @@ class RewardPipeline(Connector):
         gamma: discount of the accumulated return.
 
     Attributes:
+        clip: as given, False for None.
         identity: whether rewards pass unchanged.
     """
 
     def __init__(self, *, clip: bool | float | None, normalize: bool, gamma: float) -> None:
+        self.clip = clip or False
         self._sign = clip is True
         self._limit = None if clip is None or isinstance(clip, bool) else float(clip)
         self._normalize = normalize

@@ -69,7 +69,7 @@ def space_from_dict(values: Mapping[str, Any]) -> Space:
         "discrete": discrete,
         "multi_discrete": multi_discrete,
         "multi_binary": spaces.MultiBinary,
-        "dict": lambda parts: spaces.Dict({key: space_from_dict(part) for key, part in parts}),
+        "dict": lambda parts: spaces.Dict([(key, space_from_dict(part)) for key, part in parts]),
         "tuple": lambda parts: spaces.Tuple([space_from_dict(part) for part in parts]),
     }
     kind = next(iter(values), None)

@@ -28,7 +28,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.registry import install_hint, is_installed, no_such
 from rlrun.data import columns as col
 from rlrun.data.nested import ACTION_MASK, has_action_mask
-from rlrun.experiment.rollout import find_checkpoint, restored
+from rlrun.experiment.rollout import find_checkpoint, restored_to_act
 from rlrun.policies.action_sampling import action_layout
 from rlrun.sampling.acting_policy import ActingPolicy
 
@@ -100,7 +100,7 @@ def export(
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"{path}: expected a file in a folder that exists")
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
-    algorithm = restored(checkpoint, trust=trust)
+    algorithm = restored_to_act(checkpoint, trust=trust)
     try:
         chosen = _chosen(list(algorithm.policies), policy_id)
         if onnx is not None and algorithm.policies[chosen].model.conv_dtype == "bfloat16":

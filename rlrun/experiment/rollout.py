@@ -22,7 +22,7 @@ from rlrun.checkpoint.checkpoint import (
     restore_checkpoint,
 )
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
-from rlrun.config.loader import load_experiment
+from rlrun.config.loader import load_experiment, load_to_act
 from rlrun.config.problems import InputError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
@@ -30,6 +30,7 @@ from rlrun.data.results import flat_numbers
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
+from rlrun.envs.spaces_only import spaces_only
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run_folder import resolve_run
 from rlrun.sampling.acting_policy import ActingPolicy
@@ -39,6 +40,7 @@ from rlrun.sampling.evaluation import run_episodes
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
+_CONFIG = "config.yaml"
 _LOADING = RLock()
 """Held while a policy is loaded, since that exchanges the states of the global generators. An
 environment may load another policy, of its opponent, when it is built."""
@@ -220,9 +222,8 @@ def load_policy(
     Raises:
         InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
     """
-    no_limit = ["fault_tolerance.env_timeout_s=null"]  # it would need the main thread
     with _LOADING:
-        algorithm = restored(find_checkpoint(Path(run_or_checkpoint)), no_limit, trust=trust)
+        algorithm = restored_to_act(find_checkpoint(Path(run_or_checkpoint)), trust=trust)
         try:
             return algorithm.acting_policy(policy_id, num_envs=num_envs, explore=explore, seed=seed)
         finally:
@@ -236,7 +237,34 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":
     """The algorithm of a checkpoint, in this process, with overrides of its settings."""
-    experiment = load_experiment(checkpoint.path / "config.yaml", overrides, trust=trust)
+    experiment = load_experiment(checkpoint.path / _CONFIG, overrides, trust=trust)
+    return _restored(experiment, checkpoint)
+
+
+def restored_to_act(checkpoint: Checkpoint, *, trust: bool) -> "Algorithm":
+    """The algorithm of a checkpoint, whose policies act in environments of the caller.
+
+    Where the checkpoint holds their spaces, no environment is built, and its code is not imported.
+    """
+    policies = checkpoint.state["policies"]
+    if policies.get("spaces") is None:  # of an own class, or the checkpoint is older
+        no_limit = ["fault_tolerance.env_timeout_s=null"]  # it would need the main thread
+        return restored(checkpoint, no_limit, trust=trust)
+    own = {
+        name: plain for name, plain in policies["spaces"].items() if name not in policies["added"]
+    }
+    several = list(own) != [DEFAULT_POLICY_ID]
+    replacing = {
+        "env": spaces_only(own, several=several),
+        "env_runners": {"disable_env_checking": True},
+        "connectors": {"clip_rewards": policies["clip_rewards"]},
+    }
+    experiment = load_to_act(checkpoint.path / _CONFIG, replacing, trust=trust)
+    state = {**policies, "learner_connectors": {}}
+    return _restored(experiment, replace(checkpoint, state={**checkpoint.state, "policies": state}))
+
+
+def _restored(experiment: ExperimentConfig, checkpoint: Checkpoint) -> "Algorithm":
     algorithm = build_alone(experiment.begun)
     # The training episodes are not needed, and restoring their environments would take time.
     state = {**checkpoint.state, "env_runners": algorithm.get_state()["env_runners"]}
