@@ -32,6 +32,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "Distribution": "rlrun.policies.distributions",
     "EnvRunner": "rlrun.sampling.env_runner",
     "EnvRunnerGroup": "rlrun.actors.env_runner_group",
+    "ExplorationStrategy": "rlrun.policies.exploration_strategy",
     "export": "rlrun.experiment.export",
     "Histogram": "rlrun.data.media",
     "Image": "rlrun.data.media",

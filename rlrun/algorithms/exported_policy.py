@@ -47,6 +47,7 @@ from rlrun.policies.action_sampling import (
 )
 from rlrun.policies.chosen_distributions import TorchSampler
 from rlrun.policies.exploration import RandomSampler
+from rlrun.policies.exploration_strategy import unexploring
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -82,7 +83,7 @@ class ExportedPolicy(nn.Module):
                 "connectors of env_runners.env_to_module_connector and module_to_env_connector are "
                 "Python code, which no file can hold; only rlrun's own can be exported"
             )
-        policy: Any = connectors.policy
+        policy: Any = unexploring(connectors.policy)
         self._space = connectors.env_spaces[0]
         assert isinstance(connectors.observations, ObservationPipeline)
         assert isinstance(connectors.actions, ActionPipeline)
@@ -220,7 +221,7 @@ def export_policy(algorithm: Algorithm, policy_id: str) -> ExportedPolicy:
         InputError: it cannot be exported.
     """
     connectors = algorithm.evaluator.connectors(policy_id, num_envs=0)
-    policy, learners = connectors.policy, algorithm.policies.learners
+    policy, learners = unexploring(connectors.policy), algorithm.policies.learners
     if policy_id in learners and isinstance(policy, SamplingPolicy):
         return ExportedPolicy(connectors, learners[policy_id].module)
     kind = type(policy)

@@ -20,8 +20,8 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.algorithms.policies import ByPolicy
 from rlrun.algorithms.replay_settings import (
     EQUAL_NOISE,
-    EXPLORATION_KEYS,
     ReplayTraining,
+    exploration_keys,
     least_bytes,
     replay_problems,
 )
@@ -32,13 +32,18 @@ from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.memory_checks import check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
-from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, ExplorationConfig
+from rlrun.config.schema import (
+    EnvRunnersConfig,
+    ExperimentConfig,
+    ExplorationConfig,
+)
 from rlrun.data import columns as col
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.learning.learner import reduced
 from rlrun.learning.loaded_batch import Rows
 from rlrun.learning.losses import Statistics
+from rlrun.policies.exploration_strategy import SCHEDULES
 from rlrun.policies.flat_parameters import as_array
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -110,7 +115,7 @@ class ReplayAlgorithm(Algorithm[T], Generic[T, U]):
             return common or None
         # Horgan et al. 2018, arXiv:1803.00933, appendix D.
         exponents = (1.0 + exponent * i / (runners - 1) for i in range(runners))
-        return tuple({"epsilon": common["epsilon"] ** each} for each in exponents)
+        return tuple({**common, "epsilon": common["epsilon"] ** each} for each in exponents)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Load weights by name; target networks become copies of them."""
@@ -429,9 +434,6 @@ def exploration_at(
     random = env_steps < settings.random_steps
     if kind == "EpsilonGreedy":
         return {"epsilon": 1.0 if random else value_at(settings.epsilon, env_steps)}
-    present = {}
-    if kind == "SoftQ":
-        present["temperature"] = value_at(settings.temperature, env_steps)
-    elif "scale" in EXPLORATION_KEYS[kind]:
-        present["scale"] = value_at(settings.scale, env_steps)
+    used = [name for name in SCHEDULES if name in exploration_keys(kind)]
+    present = {name: value_at(getattr(settings, name), env_steps) for name in used}
     return {**present, "random": float(random)} if settings.random_steps else present

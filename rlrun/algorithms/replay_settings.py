@@ -14,6 +14,7 @@ import numpy as np
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.memory_checks import TRANSITION_BYTES
 from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.registry import ImportPathError, import_object
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     Count,
@@ -21,10 +22,10 @@ from rlrun.config.schema import (
     ExplorationConfig,
     TrainingConfig,
 )
-from rlrun.config.section import Positive
+from rlrun.config.section import Positive, UseSpec
 from rlrun.policies.policy_mapping import Spaces
 
-EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
+_EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
     "EpsilonGreedy": ("epsilon", "runner_exponent"),
     "SoftQ": ("temperature",),
     "StochasticSampling": (),
@@ -33,7 +34,19 @@ EXPLORATION_KEYS: dict[str, tuple[str, ...]] = {
     "OrnsteinUhlenbeckNoise": ("scale", "theta", "sigma"),
     "ParameterNoise": ("initial_stddev",),
 }
-"""Type of exploration -> the keys of section `exploration` that it uses besides the common ones."""
+
+
+def exploration_keys(kind: str | UseSpec) -> tuple[str, ...]:
+    """The keys that a type of exploration uses besides the common ones.
+
+    Raises:
+        ImportPathError: it is a strategy that does not exist.
+    """
+    if isinstance(kind, str):
+        return _EXPLORATION_KEYS[kind]
+    schedules: tuple[str, ...] = import_object(kind.use).schedules
+    return (*schedules, "runner_exponent") if "epsilon" in schedules else schedules
+
 
 EQUAL_NOISE = {"EpsilonGreedy": "EpsilonGreedy", "StochasticSampling": "GaussianNoise"}
 """An algorithm's default type -> the type by whose keys ParameterNoise is scaled."""
@@ -94,16 +107,20 @@ def _exploration_problems(
     algorithm: str, prefix: str, settings: ExplorationConfig, types: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     kind = settings.type or types[0]
-    if kind not in types:
+    if isinstance(kind, str) and kind not in types:
         yield f"{prefix}exploration.type", f"{algorithm} explores by {' or '.join(types)}"
         return
-    used = EXPLORATION_KEYS[kind]
+    try:
+        used = exploration_keys(kind)
+    except (ImportPathError, AttributeError):  # which has been found
+        return
     if kind == "ParameterNoise":
-        used += EXPLORATION_KEYS[EQUAL_NOISE[types[0]]]
-    for name in sorted({key for keys in EXPLORATION_KEYS.values() for key in keys}):
+        used += exploration_keys(EQUAL_NOISE[types[0]])
+    for name in sorted({key for keys in _EXPLORATION_KEYS.values() for key in keys}):
         default = type(settings).model_fields[name].default
         if name not in used and getattr(settings, name) != default:
-            yield f"{prefix}exploration.{name}", f"{kind} does not use it; remove this key"
+            shown = kind if isinstance(kind, str) else kind.use
+            yield f"{prefix}exploration.{name}", f"{shown} does not use it; remove this key"
     if kind == "Random" and settings.random_steps:
         message = "all actions are random with exploration.type: Random; remove this key"
         yield f"{prefix}exploration.random_steps", message

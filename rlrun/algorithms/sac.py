@@ -248,7 +248,8 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
         default = cls.exploration_types[0]
         kind = settings.exploration.type or default
         if cls.training_in(settings).noise_correlation and kind != default:
-            message = f"it does not apply to {kind}; remove this key"
+            shown = kind if isinstance(kind, str) else kind.use
+            message = f"it does not apply to {shown}; remove this key"
             yield "training.noise_correlation", message
 
     def make_updater(self, policy_id: str) -> SACUpdater:

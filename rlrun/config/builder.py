@@ -39,7 +39,7 @@ NotProvided: Final = _NotProvided()
 _CODE = (
     *("use", "env", "env_runner_cls", "sample_collector", "distribution", "loss", "sinks"),
     *("env_wrappers", "env_to_module_connector", "module_to_env_connector", "learner_connectors"),
-    *("agents", "policies_to_train", "scheduler"),
+    *("agents", "policies_to_train", "scheduler", "type"),
 )
 """Settings that name code, for which classes and functions may be passed as well."""
 

@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from rlrun.config import registry, retired
 from rlrun.config.layers import AGENTS
@@ -21,6 +21,7 @@ from rlrun.config.schema import (
     MEMORY_SWITCHES,
     EnvRunnersConfig,
     ExperimentConfig,
+    ExplorationType,
     ModelConfig,
     MultiAgentConfig,
     UseSpec,
@@ -56,6 +57,7 @@ _BASES = {
     "connector": ("rlrun.connectors.connector.Connector",),
     "callback": ("rlrun.algorithms.callbacks.Callbacks",),
     "policy": ("rlrun.policies.policy.Policy",),
+    "exploration strategy": ("rlrun.policies.exploration_strategy.ExplorationStrategy",),
     "network": ("torch.nn.modules.module.Module",),
     "sink": (),
     "wrapper": ("gymnasium.core.Wrapper",),
@@ -86,6 +88,7 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_wrappers(experiment)
     yield from _check_model(experiment.model)
     yield from _check_distributions(experiment)
+    yield from _check_explorations(experiment)
     yield from _check_training(experiment)
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
@@ -355,6 +358,31 @@ def _check_distribution(
     elif kind.bounded and not experiment.connectors.normalize_actions:
         message = f"actions of {choice} are in [-1, 1] and must be stretched; remove this key"
         yield Finding(("connectors", "normalize_actions"), message)
+
+
+def _check_explorations(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Strategies of the user's own, each a class that is made with the action space."""
+    base = import_object("rlrun.policies.exploration_strategy:ExplorationStrategy")
+    schedules = import_object("rlrun.policies.exploration_strategy:SCHEDULES")
+    for prefix, settings in addressed_settings(experiment):
+        spec, names = settings.exploration.type, get_args(ExplorationType)
+        if not isinstance(spec, UseSpec):
+            continue
+        path = (*(part for part in prefix.split(".") if part), "exploration", "type")
+        findings = list(_check_name(path, spec.use, names, "exploration strategy"))
+        yield from findings
+        if findings:
+            continue
+        found = import_object(spec.use)
+        is_strategy = isinstance(found, type) and issubclass(found, base)
+        if not is_strategy:
+            yield Finding(path, f"{spec.use} is not a subclass of rlrun.ExplorationStrategy")
+        elif unknown := set(found.schedules).difference(schedules):
+            known = ", ".join(schedules)
+            message = f"{spec.use}.schedules names {min(unknown)!r}; choose from {known}"
+            yield Finding(path, message)
+        else:
+            yield from check_arguments(path, spec.use, found, spec.kwargs, positional=1)
 
 
 def _positional_of_model(found: Any) -> int:

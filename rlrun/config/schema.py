@@ -283,22 +283,23 @@ class LearnersConfig(Section):
     """torch's threads in the learner; null is 1 for small networks, torch's default for others."""
 
 
-class ExplorationConfig(Section):
-    """How actions deviate from the best ones in DQN and SAC; docs/replay.md shows another way."""
+ExplorationType = Literal[
+    "EpsilonGreedy",
+    "SoftQ",
+    "StochasticSampling",
+    "Random",
+    "GaussianNoise",
+    "OrnsteinUhlenbeckNoise",
+    "ParameterNoise",
+]
 
-    type: (
-        Literal[
-            "EpsilonGreedy",
-            "SoftQ",
-            "StochasticSampling",
-            "Random",
-            "GaussianNoise",
-            "OrnsteinUhlenbeckNoise",
-            "ParameterNoise",
-        ]
-        | None
-    ) = None
-    """null is the algorithm's own kind: EpsilonGreedy for DQN, StochasticSampling for SAC."""
+
+class ExplorationConfig(Section):
+    """How actions deviate from the best ones in DQN and SAC."""
+
+    type: ExplorationType | UseSpec | None = None
+    """null is the algorithm's own kind: EpsilonGreedy for DQN, StochasticSampling for SAC. The
+    import path of an `ExplorationStrategy`, or {use: ..., key: value}, explores by that."""
     random_steps: Whole = 0
     """Env steps, of all env runners together, at the start of a run in which actions are uniformly
     random."""

@@ -28,9 +28,11 @@ class SpacesOnly(gym.Env[Any, Any]):
         self.observation_space, self.action_space = map(space_from_dict, spaces)
 
     def reset(self, **_: Any) -> NoReturn:
+        """Raise RuntimeError."""
         raise RuntimeError(_UNABLE)
 
     def step(self, action: Any) -> NoReturn:
+        """Raise RuntimeError."""
         raise RuntimeError(_UNABLE)
 
 

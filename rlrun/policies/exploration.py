@@ -157,7 +157,7 @@ def exploring_sampler(
         ConfigError: the type cannot explore in this action space.
     """
     made = sampler
-    if settings.type is not None and settings.type in _MAKE:
+    if isinstance(settings.type, str) and settings.type in _MAKE:
         found = _MAKE[settings.type](sampler, settings)
         if found is None:
             message = f"{settings.type} cannot draw actions of {action_space}"

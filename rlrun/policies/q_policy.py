@@ -20,6 +20,7 @@ from rlrun.data.column_data import Array
 from rlrun.data.nested import has_action_mask, space_without_mask
 from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler, SamplingPolicy
 from rlrun.policies.exploration import OWN, exploring_sampler, weight_stddev
+from rlrun.policies.exploration_strategy import exploring
 from rlrun.policies.layers import Network, QOptions, q_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
@@ -100,4 +101,4 @@ def build_q_policy(
         module = with_action_mask(partial(build_q_network, options=options), *spaces, model)
         policy = TorchPolicy(*spaces, model, module=module, sampler=sampler, device=device or "cpu")
     policy.weight_stddev = weight_stddev(exploration)
-    return policy
+    return exploring(policy, exploration)

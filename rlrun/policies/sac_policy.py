@@ -20,6 +20,7 @@ from rlrun.policies.action_sampling import (
     action_sampler,
 )
 from rlrun.policies.exploration import OWN, exploring_sampler, lasting_noise, weight_stddev
+from rlrun.policies.exploration_strategy import exploring
 from rlrun.policies.layers import sac_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
@@ -57,7 +58,7 @@ def build_sac_policy(
     policy = _policy(observation_space, action_space, model, sampler, device)
     policy.let_noise_last(noise_correlation or lasting_noise(exploration))
     policy.weight_stddev = weight_stddev(exploration)
-    return policy
+    return exploring(policy, exploration)
 
 
 def _policy(
