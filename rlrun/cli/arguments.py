@@ -3,6 +3,7 @@
 Owns their help and their parsing. It must not know what a command does with them.
 """
 
+import math
 import os
 from functools import partial
 from glob import escape, glob
@@ -157,6 +158,28 @@ def seeds_of(text: str) -> int | tuple[int, ...]:
         message = f"{text!r} is neither a number of seeds, such as 3, nor a range, such as 11-13"
         raise typer.BadParameter(message, param_hint="--seeds")
     return tuple(range(int(ends[0]), int(ends[1]) + 1)) if dash else int(first)
+
+
+def numbers_of(
+    option: str, text: str | None, kind: type[int] | type[float], *, least: float = -math.inf
+) -> list[float] | None:
+    """The numbers of an option, ``20_000,40_000``; None if it is not given.
+
+    Raises:
+        typer.BadParameter: something is not a number, or below the least.
+    """
+    if text is None:
+        return None
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < least:
+        what = "a number" if kind is float else "a whole number"
+        bound = "" if least == -math.inf else f" of at least {least:g}"
+        message = f"expected {what}{bound}, or several with commas between them, got {text!r}"
+        raise typer.BadParameter(message, param_hint=option)
+    return numbers
 
 
 def refuse_with_resume(what: str, **options: object) -> None:

@@ -2,11 +2,11 @@
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from rlrun.cli.arguments import Runs, output_option, with_folder
+from rlrun.cli.arguments import Runs, numbers_of, output_option, with_folder
 
 Mode = Literal["max", "min"]
 
@@ -21,11 +21,15 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         Mode, typer.Option(help="Whether a higher or a lower value is better.")
     ] = "max",
     threshold: Annotated[
-        float | None, typer.Option(help="Value to reach; default: the goal in `stop`.")
+        str | None,
+        typer.Option(metavar="X[,Y...]", help="Values to reach; default: the goal in `stop`."),
     ] = None,
     at: Annotated[
-        int | None,
-        typer.Option(min=1, help="Env steps to compare at; default: the most that all runs have."),
+        str | None,
+        typer.Option(
+            metavar="N[,M...]",
+            help="Env steps to compare at; default: the most that all runs have.",
+        ),
     ] = None,
     plot: Annotated[Path | None, output_option("FILE", "Draw the curves, as PNG or SVG.")] = None,
     html: Annotated[Path | None, output_option("FILE", "Write one self-contained page.")] = None,
@@ -37,6 +41,8 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     rlrun compare runs/ppo_cartpole/latest
 
     rlrun compare runs/a runs/b 'runs/c/*' --plot curves.png --html compare.html
+
+    rlrun compare runs/a runs/b --at 20_000,100_000 --threshold 195,475
     """
     from rlrun.experiment.compare import show
     from rlrun.experiment.compare.comparison import compare as compare_runs
@@ -46,7 +52,11 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         raise typer.BadParameter("--json and --csv exclude each other")
     if plot is not None:
         show.check_picture(plot)
-    found = compare_runs(runs, metric=metric, mode=mode, threshold=threshold, at=at)
+    numbers: dict[str, Any] = {
+        "threshold": numbers_of("--threshold", threshold, float),
+        "at": numbers_of("--at", at, int, least=1),
+    }
+    found = compare_runs(runs, metric=metric, mode=mode, **numbers)
     if plot is not None:
         show.plot(found, with_folder(plot))
     if html is not None:

@@ -204,3 +204,46 @@ def test_wrong_input_is_exit_2_with_a_message(refused, make_run, words, says):
     Path("begun").mkdir()
     Path("begun/sweep.yaml").touch()
     refused(["compare", *words], says)
+
+
+def test_curves_at_several_env_steps_and_the_way_to_several_thresholds(rlrun, two):
+    words = ("--at", "1_000,250", "--threshold", "600,300")
+    code, out, err = rlrun("compare", "group", *words)
+    assert (code, err) == (0, "")
+    tables = [block.splitlines() for block in out.split("\n\n")]
+    at, to = ([line.split() for line in table[1:]] for table in tables[2:4])
+    assert [row[:3] for row in at] == [
+        ["250", "A", "300"],
+        *(["250", "B", "175"], ["1,000", "A", "1,200"], ["1,000", "B", "700"]),
+    ]
+    assert at[0][4] == "to"
+    assert to[:2] == [["300", "A", "300", "30.0"], ["300", "B", "500", "50.0"]]
+    assert to[3] == ["600", "B", "900", "(4", "of", "5)", "90.0"]
+    found = compared(rlrun, "group", *words)
+    best, other = found["configurations"]
+    assert [each["env_steps"] for each in best["at"]] == [250, 1000]
+    assert best["at"][0]["value"] == pytest.approx(300)
+    assert best["at"][1] == {"env_steps": 1000, **best["final"]}
+    assert other["thresholds"] == [
+        {"threshold": 300.0, "env_steps": 500.0, "seconds": 50.0},
+        {"threshold": 600.0, "env_steps": 900.0, "seconds": 90.0},
+    ]
+    assert (found["threshold"], found["env_steps"]) == (600, 1000)
+    lower = compared(rlrun, "group", "--mode", "min", *words)
+    assert lower["threshold"] == 300
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--at", "50,1000", "at 50: the first value of all runs is at 100"),
+        ("--at", "0,1000", "expected a whole number of at least 1, or several with commas"),
+        ("--at", "100,,200", "got '100,,200'"),
+        ("--threshold", "high", "expected a number, or several with commas"),
+        ("--threshold", "1,nan", "threshold: expected a number, got nan"),
+    ],
+)
+def test_wrong_env_steps_and_thresholds_are_refused(rlrun, two, option, value, says):
+    code, _, err = rlrun("compare", "group", option, value)
+    assert code == 2
+    assert says in " ".join(err.replace("│", " ").split())

@@ -9,7 +9,7 @@ a comparison is shown.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +55,6 @@ class Configuration:
     runs: tuple[ReadRun, ...]
     grid: Numbers
     """Env steps at which all curves are compared, [P]."""
-    threshold: float
     sign: float
     """1 if higher is better, else -1."""
 
@@ -84,6 +83,11 @@ class Configuration:
         area: Numbers = np.trapezoid(self.curves, self.grid, axis=0) / width
         return area
 
+    def at(self, env_steps: float) -> Estimate:
+        """Interquartile mean of the values at these env steps, linear between results."""
+        values = [np.interp(env_steps, run.env_steps, run.values) for run in self.runs]
+        return _estimate(np.array(values))
+
     @property
     def final(self) -> Estimate:
         """Interquartile mean of the last values."""
@@ -94,18 +98,19 @@ class Configuration:
         """Interquartile mean of the areas under the curves."""
         return _estimate(self.areas)
 
-    def reached(self) -> list[tuple[float, float] | None]:
-        """Env steps and seconds until each run reaches the threshold; None if it never does."""
+    def reached(self, threshold: float) -> list[tuple[float, float] | None]:
+        """Env steps and seconds until each run reaches a threshold; None if it never does."""
         found: list[tuple[float, float] | None] = []
         for run in self.runs:
-            there = run.counts & (self.sign * run.values >= self.sign * self.threshold)
+            there = run.counts & (self.sign * run.values >= self.sign * threshold)
             at = int(np.argmax(there))
             found.append((run.env_steps[at], run.seconds[at]) if there[at] else None)
         return found
 
-    def median_reached(self) -> tuple[float, float] | None:
-        """The median env steps and seconds to the threshold; None if half of the runs miss it."""
-        reached = [(np.inf, np.inf) if pair is None else pair for pair in self.reached()]
+    def median_reached(self, threshold: float) -> tuple[float, float] | None:
+        """The median env steps and seconds to a threshold; None if half of the runs miss it."""
+        found = self.reached(threshold)
+        reached = [(np.inf, np.inf) if pair is None else pair for pair in found]
         steps, seconds = (float(median) for median in np.median(reached, axis=0))
         return (steps, seconds) if np.isfinite(steps) else None
 
@@ -138,12 +143,20 @@ class Comparison:
     env: str
     grid: Numbers
     """Env steps of the aligned curves, [P]."""
-    threshold: float
+    at: tuple[float, ...]
+    """Env steps to compare at, ascending; the last is the end of the curves."""
+    thresholds: tuple[float, ...]
+    """Values to reach, the hardest last."""
     threshold_is: str
-    """Source of the threshold."""
+    """Source of the thresholds."""
     configurations: tuple[Configuration, ...]
     notes: tuple[str, ...]
     """Remarks for the reader: runs left out, too few seeds."""
+
+    @property
+    def threshold(self) -> float:
+        """The hardest of the thresholds."""
+        return self.thresholds[-1]
 
     @property
     def title(self) -> str:
@@ -178,8 +191,8 @@ def compare(
     *,
     metric: str = RETURN,
     mode: Literal["max", "min"] = "max",
-    threshold: float | None = None,
-    at: int | None = None,
+    threshold: float | Sequence[float] | None = None,
+    at: int | Sequence[int] | None = None,
 ) -> Comparison:
     """Compare runs, sweeps and groups that are named by paths or patterns.
 
@@ -187,47 +200,54 @@ def compare(
         words: folders; a sweep stands for its trials, a pattern for all folders that match.
         metric: key of the results, ``a/b`` for nested ones.
         mode: whether a higher or a lower value is better.
-        threshold: value to reach; default the goal in all runs' ``stop:``, else the worst final
-            value of the configurations, which all of them reach.
-        at: env steps to compare at; shorter runs are left out. Default the most that all runs have.
+        threshold: value to reach, or several; default the goal in all runs' ``stop:``, else the
+            worst final value of the configurations, which all of them reach.
+        at: env steps to compare at, or several, of which the last end the curves; shorter runs are
+            left out. Default the most that all runs have.
 
     Raises:
         InputError: no such run, no such metric, or runs that cannot be compared. ConfigError: a
         run's settings cannot be read.
     """
-    if threshold is not None and not math.isfinite(threshold):
-        raise InputError(f"threshold: expected a number, got {threshold}")
+    sign = 1.0 if mode == "max" else -1.0
+    thresholds = [] if threshold is None else sorted(np.ravel(threshold).tolist(), key=sign.__mul__)
+    for value in thresholds:
+        if not math.isfinite(value):
+            raise InputError(f"threshold: expected a number, got {value}")
+    places = [] if at is None else sorted(np.ravel(at).tolist())
+    last = places[-1] if places else None
     notes: list[str] = []
     runs = _read(find_runs(words), metric, notes)
-    runs = _long_enough(runs, at, notes)
+    runs = _long_enough(runs, last, notes)
     envs = dict.fromkeys(run.env for run in runs)
     if len(envs) > 1:
         names = ", ".join(envs)
         raise InputError(f"expected runs of one environment, got {len(envs)}: {names}")
-    grid = _grid(runs, at, notes)
+    grid = _grid(runs, last, notes)
+    if places and places[0] < grid[0]:
+        raise InputError(f"at {places[0]:,}: the first value of all runs is at {int(grid[0]):,}")
     groups = _grouped(runs)
-    sign = 1.0 if mode == "max" else -1.0
     settings = _differing([group[0].settings for group in groups])
     drafts = [
-        Configuration("", own, tuple(group), grid, 0.0, sign)
+        Configuration("", own, tuple(group), grid, sign)
         for own, group in zip(settings, groups, strict=True)
     ]
     drafts.sort(key=lambda each: -sign * each.final.value)
-    reach, reach_is = _threshold(drafts, runs, threshold, sign)
+    threshold_is = "as given"
+    if not thresholds:
+        value, threshold_is = _threshold(drafts, runs, sign)
+        thresholds = [value]
     _note_few_seeds(drafts, notes)
-    configurations = [
-        Configuration(_letter(i), each.settings, each.runs, grid, reach, sign)
-        for i, each in enumerate(drafts)
-    ]
     return Comparison(
         metric=metric,
         mode=mode,
         algorithms=tuple(dict.fromkeys(run.algorithm for run in runs)),
         env=runs[0].env,
         grid=grid,
-        threshold=reach,
-        threshold_is=reach_is,
-        configurations=tuple(configurations),
+        at=tuple(places) or (float(grid[-1]),),
+        thresholds=tuple(thresholds),
+        threshold_is=threshold_is,
+        configurations=tuple(replace(each, name=_letter(i)) for i, each in enumerate(drafts)),
         notes=tuple(notes),
     )
 
@@ -299,10 +319,8 @@ def _differing(settings: Sequence[Settings]) -> list[dict[str, Any]]:
 
 
 def _threshold(
-    drafts: Sequence[Configuration], runs: Sequence[ReadRun], given: float | None, sign: float
+    drafts: Sequence[Configuration], runs: Sequence[ReadRun], sign: float
 ) -> tuple[float, str]:
-    if given is not None:
-        return given, "as given"
     goals = {run.goal for run in runs}
     if len(goals) == 1 and (goal := goals.pop()) is not None:
         return goal, "the goal of the runs' stop"

@@ -32,6 +32,8 @@ def text_lines(comparison: Comparison) -> list[str]:
         table = result_table(comparison, with_settings=False).plain_lines()
         for each in comparison.configurations:
             table += _wrapped(f"{each.name}  {settings_text(each.settings)}", indent=3)
+    for further in further_tables(comparison):
+        table += ["", *further.plain_lines()]
     lines += [*table, "", *_wrapped(_legend(comparison))]
     lines += [line for text in improvement_lines(comparison) for line in _wrapped(text)]
     lines += [line for note in comparison.notes for line in _wrapped(f"Note: {note}", indent=2)]
@@ -50,11 +52,6 @@ def result_table(comparison: Comparison, *, with_settings: bool) -> Table:
     numbers = ("seeds", "final", "95 % interval", "area", reach, "seconds")
     rows = []
     for each in comparison.configurations:
-        reached = each.median_reached()
-        count = sum(pair is not None for pair in each.reached())
-        steps = f"{reached[0]:,.0f}" if reached else "-"
-        if count < len(each.runs):
-            steps += f" ({count} of {len(each.runs)})"
         rows.append(
             (
                 each.name,
@@ -63,12 +60,42 @@ def result_table(comparison: Comparison, *, with_settings: bool) -> Table:
                 rounded(each.final.value),
                 bounds_text(each.final),
                 rounded(each.area.value),
-                steps,
-                f"{reached[1]:,.1f}" if reached else "-",
+                *_reached_text(each, comparison.threshold),
             )
         )
     heads = ("", *names.values(), *numbers)
     return Table(heads, rows, heads[1:])
+
+
+def _reached_text(configuration: Configuration, threshold: float) -> tuple[str, str]:
+    """Median env steps and seconds to a threshold, with the number of runs if not all reach it."""
+    reached = configuration.median_reached(threshold)
+    count = sum(pair is not None for pair in configuration.reached(threshold))
+    steps = f"{reached[0]:,.0f}" if reached else "-"
+    if count < len(configuration.runs):
+        steps += f" ({count} of {len(configuration.runs)})"
+    return steps, f"{reached[1]:,.1f}" if reached else "-"
+
+
+def further_tables(comparison: Comparison) -> Iterator[Table]:
+    """The values at several env steps, and the env steps to several thresholds, if there are."""
+    if len(comparison.at) > 1:
+        heads = ("env steps", "", "mean", "95 % interval")
+        rows = [
+            (f"{steps:,.0f}", each.name, rounded(found.value), bounds_text(found))
+            for steps in comparison.at
+            for each in comparison.configurations
+            for found in (each.at(steps),)
+        ]
+        yield Table(heads, rows, (heads[0], *heads[2:]))
+    if len(comparison.thresholds) > 1:
+        heads = ("threshold", "", "env steps", "seconds")
+        rows = [
+            (rounded(threshold), each.name, *_reached_text(each, threshold))
+            for threshold in comparison.thresholds
+            for each in comparison.configurations
+        ]
+        yield Table(heads, rows, (heads[0], *heads[2:]))
 
 
 def bounds_text(estimate: Estimate) -> str:
@@ -125,7 +152,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str, Any]:
     middle, low, high = map(as_list, each.band())
-    reached = each.median_reached()
+    reached = each.median_reached(comparison.threshold)
     return {
         "name": each.name,
         "settings": dict(each.settings),
@@ -133,19 +160,29 @@ def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str
         "area": vars(each.area),
         "env_steps_to_threshold": None if reached is None else reached[0],
         "seconds_to_threshold": None if reached is None else reached[1],
-        "runs": list(run_rows(each)),
+        "at": [{"env_steps": int(steps), **vars(each.at(steps))} for steps in comparison.at],
+        "thresholds": [
+            {"threshold": threshold, **_medians(each.median_reached(threshold))}
+            for threshold in comparison.thresholds
+        ],
+        "runs": list(run_rows(each, comparison.threshold)),
         "curve": {"env_steps": as_list(each.grid), "iqm": middle, "low": low, "high": high},
         "profile": as_list(comparison.profile(each)),
     }
 
 
-def run_rows(configuration: Configuration) -> Iterator[dict[str, Any]]:
+def _medians(reached: tuple[float, float] | None) -> dict[str, float | None]:
+    steps, seconds = reached or (None, None)
+    return {"env_steps": steps, "seconds": seconds}
+
+
+def run_rows(configuration: Configuration, threshold: float) -> Iterator[dict[str, Any]]:
     """The numbers of each run."""
     numbers = zip(
         configuration.runs,
         as_list(configuration.finals),
         as_list(configuration.areas),
-        configuration.reached(),
+        configuration.reached(threshold),
         strict=True,
     )
     for run, final, area, reached in numbers:
@@ -164,7 +201,7 @@ def to_csv(comparison: Comparison) -> str:
     rows = [
         {"configuration": each.name, **{k: value_text(v) for k, v in each.settings.items()}, **row}
         for each in comparison.configurations
-        for row in run_rows(each)
+        for row in run_rows(each, comparison.threshold)
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -216,6 +253,8 @@ def write_page(comparison: Comparison, path: Path) -> None:
 def add_comparison(page: WebPage, comparison: Comparison) -> None:
     """Add the table, the probabilities, the notes and the charts to a page."""
     page.table(result_table(comparison, with_settings=True))
+    for table in further_tables(comparison):
+        page.table(table)
     page.text(_legend(comparison), soft=True)
     for line in improvement_lines(comparison):
         page.text(line)
@@ -234,7 +273,7 @@ def _run_table(comparison: Comparison) -> Table:
             row["run"],
         )
         for each in comparison.configurations
-        for row in run_rows(each)
+        for row in run_rows(each, comparison.threshold)
     ]
     return Table((*heads, "run"), rows, heads[1:])
 
