@@ -7,7 +7,8 @@ They must not know which policy acts.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import ne
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlrun.config.problems import InputError
 from rlrun.envs.recorded_step import AgentTransition, RecordedStep
 
 _DEFAULT_FRAMES_PER_S = 30
+_INFO = "info"
 
 
 class StepLimit:
@@ -48,7 +50,9 @@ class TransitionRecorder:
     """Collects ``obs, action, next_obs, reward, terminated, truncated`` and the episode's number.
 
     Observations and actions are the environment's, before preprocessing. Each leaf of a nested
-    space is a column, ``obs/camera``. Rows are ordered by episode.
+    space is a column, ``obs/camera``. Rows are ordered by episode. Numbers, arrays and text in the
+    infos of steps are columns, ``info/x``: NaN, or empty, in rows without one. What has another
+    shape in some rows is left out.
 
     Each of several agents has its own columns, ``agent_0/obs``, with a row for each action;
     ``agent_0/t`` is the env step of the episode at which it acted.
@@ -76,7 +80,8 @@ class TransitionRecorder:
         for env_index, episode in enumerate(step.episodes):
             if episode is not None:
                 row = {name: column[env_index] for name, column in columns.items()}
-                self._rows.setdefault("", _Rows()).add(episode, row)
+                info = (step.infos or {}).get(env_index, {})
+                self._rows.setdefault("", _Rows()).add(episode, row, info)
 
     def _add_of_agent(self, transition: AgentTransition) -> None:
         row = {
@@ -89,7 +94,7 @@ class TransitionRecorder:
             "t": transition.step,
         }
         rows = self._rows.setdefault(f"{transition.agent}/", _Rows())
-        rows.add(transition.episode, row)
+        rows.add(transition.episode, row, transition.info)
 
     def forget(self, first: int) -> None:
         """Drop the rows of this episode and of later ones."""
@@ -115,16 +120,17 @@ class TransitionRecorder:
 
 
 class _Rows:
-    """Transitions by episode, each with the same columns."""
+    """Transitions by episode, each with the same columns, and with any infos."""
 
     def __init__(self) -> None:
         self._episodes: dict[int, dict[str, list[Any]]] = {}
 
-    def add(self, episode: int, row: Mapping[str, Any]) -> None:
-        """Copy one row."""
+    def add(self, episode: int, row: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        """Copy one row, and its info."""
         rows = self._episodes.setdefault(episode, defaultdict(list))
         for name, value in row.items():
             rows[name].append(np.array(value))
+        rows[_INFO].append(_info_leaves(info))
 
     def only(self, wanted: Callable[[int], bool]) -> "_Rows | None":
         """The rows of the episodes with these numbers; None if there are none."""
@@ -136,11 +142,32 @@ class _Rows:
         """All rows, ``[N, ...]`` a column, and ``episode``."""
         numbers = sorted(self._episodes)
         episodes = [self._episodes[k] for k in numbers]
-        columns = {
-            name: np.stack([row for rows in episodes for row in rows[name]]) for name in episodes[0]
-        }
-        lengths = [len(rows["reward"]) for rows in episodes]
-        return {**columns, "episode": np.repeat(np.array(numbers, dtype=np.int64), lengths)}
+        rows = {name: [row for each in episodes for row in each[name]] for name in episodes[0]}
+        infos = _info_columns(rows.pop(_INFO))
+        columns = {name: np.stack(values) for name, values in rows.items()}
+        lengths = [len(each["reward"]) for each in episodes]
+        episode = np.repeat(np.array(numbers, dtype=np.int64), lengths)
+        return {**columns, "episode": episode, **infos}
+
+
+def _info_leaves(info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Address -> copy of each number, array and text in an info."""
+    found: dict[str, np.ndarray] = {}
+    for key, value in info.items():
+        with suppress(ValueError):  # of lists whose items differ in length
+            found |= _leaves(f"{_INFO}/{key}", value, batched=False)
+    return {name: leaf.copy() for name, leaf in found.items() if leaf.dtype.kind in "biufU"}
+
+
+def _info_columns(infos: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """A column ``[N, ...]`` for each address whose values have one shape."""
+    columns = {}
+    for name in dict.fromkeys(name for info in infos for name in info):
+        values = [info[name] for info in infos if name in info]
+        if len({(value.shape, value.dtype.kind == "U") for value in values}) == 1:
+            missing = np.full(values[0].shape, "" if values[0].dtype.kind == "U" else np.nan)
+            columns[name] = np.stack([info.get(name, missing) for info in infos])
+    return columns
 
 
 class RenderScreen:

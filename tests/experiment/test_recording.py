@@ -1,6 +1,7 @@
 """Recorders of a rollout: ordered transitions, exact limits, missing extras."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,36 @@ def test_several_agents_have_columns_of_their_own():
     assert columns["b/obs/y/1"].tolist() == [3, 8]
     assert columns["b/action/0"].tolist() == [4, 9]
     assert columns["b/reward"].tolist() == [1.5, 1.5]
+
+
+def with_infos(t, infos):
+    return replace(step(t, [0, 1]), infos=infos)
+
+
+def test_infos_are_columns_with_gaps(tmp_path):
+    recorder, picture = TransitionRecorder(), np.zeros((2, 2), np.uint8)
+    recorder(with_infos(0, {0: {"lives": 3, "at": {"x": picture}, "odd": [1]}, 1: {"lives": 4}}))
+    picture[:] = 9
+    last = {"lives": 2, "is_success": True, "said": "over", "odd": [1, 2], "bag": [[1], [2, 3]]}
+    recorder(with_infos(1, {0: {**last, "object": object(), "none": None}}))
+    recorder(with_infos(2, None))
+    recorder.save(tmp_path / "t.npz")
+    with np.load(tmp_path / "t.npz", allow_pickle=False) as columns:
+        assert {name for name in columns if name.startswith("info/")} == {
+            *("info/lives", "info/at/x", "info/is_success", "info/said"),
+        }
+        np.testing.assert_array_equal(columns["info/lives"], [3, 2, np.nan, 4, np.nan, np.nan])
+        np.testing.assert_array_equal(columns["info/is_success"], [np.nan, 1, *[np.nan] * 4])
+        assert columns["info/said"].tolist() == ["", "over", "", "", "", ""]
+        assert columns["info/at/x"][0].tolist() == [[0, 0], [0, 0]]
+
+
+def test_infos_of_several_agents_are_their_own():
+    recorder = TransitionRecorder()
+    no_steps = {"rewards": np.zeros(1), "terminateds": None, "truncateds": None}
+    agents = [replace(transition(0, "a", t, np.zeros(3)), info={"speed": t}) for t in (1, 2)]
+    recorder(RecordedStep(None, None, None, episodes=[0], agents=agents, **no_steps))
+    assert recorder.columns()["a/info/speed"].tolist() == [1, 2]
 
 
 def test_rows_are_copies():
