@@ -1,8 +1,10 @@
 """README.md: its commands exist, its file is valid, its code runs, its links lead somewhere."""
 
 import re
+import tomllib
 
 import pytest
+import yaml
 from pages import blocks, execute, page
 from source_tree import ROOT
 
@@ -28,6 +30,14 @@ def test_yaml_is_a_valid_experiment(tmp_path):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
         load_experiment(path)
+
+
+def test_the_citation_says_what_the_package_says():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["title"], cited["abstract"]) == (project["name"], project["description"])
+    assert cited["license"] == project["license"]
 
 
 def test_make_targets_exist():
