@@ -384,6 +384,7 @@ class Policies(Mapping[str, PolicySettings]):
         """Everything besides the networks' weights."""
         return {
             "spaces": plain_spaces(self.spaces),
+            "several": self.several,
             "clip_rewards": self.connectors.clip_rewards,
             "ids": list(self.settings),
             "added": {

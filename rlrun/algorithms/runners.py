@@ -173,7 +173,7 @@ def require_form(
         key: address of what has the spaces that were found.
         there: where the expected ones are from, in words.
     """
-    for policy_id in expected.keys() & found.keys():
+    for policy_id in (name for name in expected if name in found):
         of_policy = "" if policy_id == DEFAULT_POLICY_ID else f" of policy {policy_id}"
         for name, own, its in zip(
             ("observations", "actions"), expected[policy_id], found[policy_id], strict=True

@@ -54,7 +54,8 @@ def require_trust(file: FilePath, data: Any, imported: Any = None) -> None:
         imported: the part of it whose code will be imported; None: all.
     """
     signed, key = code_of(data), _key(create=False)
-    code = signed if imported is None else [each for each in signed if each in code_of(imported)]
+    left = signed if imported is None else code_of(imported)
+    code = [each for each in signed if each in left]
     found = _SIGNATURE.findall(file.read_text(encoding="utf-8-sig"))
     if not code or (key and found and hmac.compare_digest(found[-1], _digest(key, signed))):
         return

@@ -40,7 +40,7 @@ class AgentSpacesOnly(MultiAgentEnv):
     """An environment with one agent for each policy, of the same name."""
 
     def __init__(self, spaces: Mapping[str, Plain]) -> None:
-        found = {name: tuple(map(space_from_dict, plain)) for name, plain in spaces.items()}
+        found = spaces_of(spaces)
         self.possible_agents = list(found)
         self.observation_spaces = {name: observed for name, (observed, _) in found.items()}
         self.action_spaces = {name: acted for name, (_, acted) in found.items()}

@@ -253,9 +253,8 @@ def restored_to_act(checkpoint: Checkpoint, *, trust: bool) -> "Algorithm":
     own = {
         name: plain for name, plain in policies["spaces"].items() if name not in policies["added"]
     }
-    several = list(own) != [DEFAULT_POLICY_ID]
     replacing = {
-        "env": spaces_only(own, several=several),
+        "env": spaces_only(own, several=policies["several"]),
         "env_runners": {"disable_env_checking": True},
         "connectors": {"clip_rewards": policies["clip_rewards"]},
     }

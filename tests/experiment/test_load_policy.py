@@ -132,11 +132,13 @@ algorithm: PPO
 env: RockPaperScissors
 stop: {training_iteration: 1}
 model: {hidden: [4]}
-multi_agent: {policies: {a.1: , b: {spaces_of: player_1}}, agents: {"*": a.1}}
+multi_agent:
+  policies: {default_policy: , a.1: {spaces_of: player_1}}
+  agents: {"*": default_policy}
 training: {train_batch_size: 20, minibatch_size: 20, num_epochs: 1}
 """)
     run_experiment(file, run_dir=tmp_path / "run", console="quiet")
-    for policy_id in ("a.1", "b"):
+    for policy_id in ("default_policy", "a.1"):
         assert load_policy(tmp_path / "run", policy_id).compute_single_action(3) in range(3)
 
 
