@@ -508,14 +508,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.timers.lap()
 
     def match_policies(self, state: Mapping[str, Any]) -> None:
-        """Add and remove policies, here and in env runners, to match a state.
-
-        Raises:
-            ConfigError: the environment has other spaces than the state's policies.
-        """
-        self.policies.require_spaces(state["policies"])
+        """Add and remove policies, here and in env runners, to match a state."""
+        self.policies.match(state["policies"], self._forget)
         if self.policies.several:
-            self.policies.match(state["policies"], self._forget)
             now = dict(self.policies)
             self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
 

@@ -350,13 +350,14 @@ class Policies(Mapping[str, PolicySettings]):
             weights = self.learners[like].named_weights()
             self.learners[policy_id].load_named_weights(weights)
 
-    def require_spaces(self, state: Mapping[str, Any]) -> None:
-        """Raise ConfigError if a state's policies have other spaces than the environment."""
+    def match(self, state: Mapping[str, Any], remove: Callable[[str], None]) -> None:
+        """Add the policies that a state has, and call `remove` for those that it lacks.
+
+        Raises:
+            ConfigError: the environment has other spaces than the state's policies.
+        """
         if (stored := state.get("spaces")) is not None:
             require_form(self.spaces, spaces_of(stored), "env", "in the checkpoint")
-
-    def match(self, state: Mapping[str, Any], remove: Callable[[str], None]) -> None:
-        """Add the policies that a state has, and call `remove` for those that it lacks."""
         for policy_id in [name for name in self if name not in state["ids"]]:
             remove(policy_id)
         for policy_id, made in state["added"].items():
