@@ -1,5 +1,6 @@
 """What every algorithm promises, with one agent and with several; a row of `tiny` for each."""
 
+import functools
 import multiprocessing
 import os
 import shutil
@@ -22,6 +23,7 @@ from tiny import (
     SEVERAL_AGENTS,
     TINY,
     assert_equal_weights,
+    build,
     flat,
     learner_stats,
     train,
@@ -50,9 +52,9 @@ ONE_AGENT = [
 CASES = [*ONE_AGENT, *((name, SEVERAL_AGENTS) for name in CONFIGS)]
 
 
-def with_actors(names, fast=()):
-    """As parameters; actors take seconds to start, so most of them wait for the slow tier."""
-    return [pytest.param(n, marks=() if n in fast else pytest.mark.faults) for n in names]
+def slow(*values):
+    """A test's parameters with which it runs in the slow tier: actors take seconds to start."""
+    return pytest.param(*values, marks=pytest.mark.faults)
 
 
 @pytest.mark.parametrize(("name", "env"), CASES)
@@ -211,10 +213,12 @@ def kill_a_runner(algorithm):
     ],
 )
 def test_a_killed_runner_changes_no_number(built, record_fault, name, env):
-    whole, hit = built(name, env, runners=2), built(name, env, runners=2)
-    assert train(whole, 1) == train(hit, 1)
+    whole, hit = (built(name, env, runners=2, **FILTERED) for _ in range(2))
+    before = train(hit, 1)
+    assert before == train(whole, 1)
     kill_a_runner(hit)
     rows = train(hit, 3)
+    assert_exact_batches(before + rows)
     assert rows[-1]["env_runners/restarts_by_cause/died"] == 1
     for row in rows:
         row["env_runners/restarts"] = row["env_runners/restarts_by_cause/died"] = 0
@@ -295,7 +299,16 @@ EXPLORATIONS = {
 }
 
 
-@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
+@functools.cache
+def rows_of_its_own_exploration(name, env, runners):
+    """The first two of the tiny experiment as it is."""
+    algorithm = build(name, env, runners=runners, **FILTERED)
+    rows = train(algorithm, 2)
+    algorithm.stop()
+    return rows
+
+
+@pytest.mark.parametrize("runners", [0, slow(2)])
 @pytest.mark.parametrize("kind", EXPLORATIONS)
 def test_every_way_to_explore_goes_on_to_the_bit(built, kind, runners):
     """From the middle of episodes; fragments are single steps."""
@@ -306,13 +319,13 @@ def test_every_way_to_explore_goes_on_to_the_bit(built, kind, runners):
     def exploring():
         return built(name, env, runners=runners, **sections, **FILTERED)
 
-    straight = exploring()
+    straight, same = exploring(), exploring()
     before = train(straight, 2)
-    assert before != train(built(name, env, runners=runners, **FILTERED), 2)
+    assert before != rows_of_its_own_exploration(name, env, runners)
     state, weights = straight.get_state(), straight.get_weights()
     rows = train(straight, 2)
-    assert before + rows == train(exploring(), 4)
-    resumed = exploring()
+    assert before + rows == train(same, 4)
+    resumed = same if runners else exploring()  # actors take seconds to start
     resumed.set_weights(weights)
     resumed.set_state(state)
     assert train(resumed, 2) == rows
@@ -377,7 +390,15 @@ def test_the_time_that_building_takes_is_no_part_of_the_first_iteration(built, m
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_an_iteration_samples_exactly_the_train_batch(built, name, num_envs):
-    check_exact_batches(built, name, 0, num_envs)
+    assert_exact_batches(train(built(name, num_envs=num_envs), 2))
+
+
+def assert_exact_batches(rows):
+    """Of the first iterations."""
+    for iteration, row in enumerate(rows, start=1):
+        assert row["env_steps_this_iter"] == BATCH
+        assert row["env_steps"] == iteration * BATCH
+        assert row["episodes"] >= row["episodes_this_iter"]
 
 
 def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
@@ -389,30 +410,16 @@ def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
     assert [row["agent_steps"] for row in rows[0]] == [row["env_steps"] for row in rows[0]]
 
 
-@pytest.mark.parametrize("name", with_actors(ALGORITHMS, fast=["PPO"]))
 @pytest.mark.parametrize(
-    ("runners", "num_envs"), [pytest.param(2, 2, marks=pytest.mark.faults), (3, 4)]
+    ("name", "runners", "num_envs"),
+    [
+        ("PPO", 3, 4),  # fragments of two lengths
+        *(slow(name, 3, 4) for name in ALGORITHMS if name != "PPO"),
+        *(slow(name, 2, 2) for name in ASYNCHRONOUS),
+    ],
 )
 def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, num_envs):
-    check_exact_batches(built, name, runners, num_envs)
-
-
-def check_exact_batches(built, name, runners, num_envs):
-    algorithm = built(name, runners=runners, num_envs=num_envs)
-    for iteration in (1, 2):
-        row = algorithm.train()
-        assert row["env_steps_this_iter"] == BATCH
-        assert row["env_steps"] == iteration * BATCH
-        finished = row["episodes"]
-        assert finished >= row["episodes_this_iter"]
-
-
-@pytest.mark.parametrize(
-    "name", with_actors(name for name in ALGORITHMS if name not in ASYNCHRONOUS)
-)
-def test_two_runs_with_remote_runners_agree(built, name):
-    first, again = (built(name, runners=2, **FILTERED) for _ in range(2))
-    assert train(first, 3) == train(again, 3)
+    assert_exact_batches(train(built(name, runners=runners, num_envs=num_envs), 2))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
