@@ -61,8 +61,9 @@ train: $(CORE)
 test: setup
 	$(PYTEST) --numprocesses $(WORKERS) --dist loadfile
 
+# Each test alone goes to the next idle worker: a few of them take minutes.
 test-learning: setup
-	$(PYTEST) -m learning
+	$(PYTEST) -m learning --numprocesses $(WORKERS) --dist worksteal
 
 # Tests that measure what a fault costs; then the table of docs/faults.md is written anew.
 define measure

@@ -43,18 +43,19 @@ from rlrun.policies.rl_module import ActorCritic
 ASYNCHRONOUS = ("A3C", "IMPALA", "IMPALA, LSTM", "APPO")
 DISCRETE_ALONE = ("DQN", "DQN, GRU", "Rainbow")
 REPLAYS = (*DISCRETE_ALONE, "SAC")
-ONE_AGENT = [
-    (name, env)
-    for name in ALGORITHMS
-    for env in ("CartPole-v1", "Pendulum-v1")
-    if env == "CartPole-v1" or name not in DISCRETE_ALONE
+MEMORIES = ("PPO, LSTM", "PPO, GRU", "PPO, attention", "IMPALA, LSTM", "DQN, GRU")
+
+
+def slow_with_memory(name, *values):
+    """Parameters of a test, in a slow tier if the algorithm has a memory: those take longest."""
+    return pytest.param(name, *values, marks=[pytest.mark.learning] if name in MEMORIES else [])
+
+
+CASES = [
+    *((name, "CartPole-v1") for name in ALGORITHMS),
+    *(slow_with_memory(n, "Pendulum-v1") for n in ALGORITHMS if n not in DISCRETE_ALONE),
+    *(slow_with_memory(name, SEVERAL_AGENTS) for name in CONFIGS),
 ]
-CASES = [*ONE_AGENT, *((name, SEVERAL_AGENTS) for name in CONFIGS)]
-
-
-def slow(*values):
-    """A test's parameters with which it runs in the slow tier: actors take seconds to start."""
-    return pytest.param(*values, marks=pytest.mark.faults)
 
 
 @pytest.mark.parametrize(("name", "env"), CASES)
@@ -308,7 +309,7 @@ def rows_of_its_own_exploration(name, env, runners):
     return rows
 
 
-@pytest.mark.parametrize("runners", [0, slow(2)])
+@pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", EXPLORATIONS)
 def test_every_way_to_explore_goes_on_to_the_bit(built, kind, runners):
     """From the middle of episodes; fragments are single steps."""
@@ -410,19 +411,19 @@ def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
     assert [row["agent_steps"] for row in rows[0]] == [row["env_steps"] for row in rows[0]]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "runners", "num_envs"),
     [
-        ("PPO", 3, 4),  # fragments of two lengths
-        *(slow(name, 3, 4) for name in ALGORITHMS if name != "PPO"),
-        *(slow(name, 2, 2) for name in ASYNCHRONOUS),
+        *((name, 3, 4) for name in ALGORITHMS),  # fragments of two lengths
+        *((name, 2, 2) for name in ASYNCHRONOUS),
     ],
 )
 def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, num_envs):
     assert_exact_batches(train(built(name, runners=runners, num_envs=num_envs), 2))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [slow_with_memory(name) for name in ALGORITHMS])
 def test_it_learns_what_to_do_in_two_states(built, name):
     """It is shown one of two tokens and has to name it; ten times right is a return of 10."""
     names_tokens = {"use": "RepeatAfterMe", "delay": 0, "length": 10}
@@ -501,7 +502,6 @@ class Views(gym.Env):
         return {"image": image, "left": self.left} if self.nested else image
 
 
-MEMORIES = ("PPO, LSTM", "PPO, GRU", "PPO, attention")
 IMAGES = {"image": {}, "nested": {"nested": True}}
 
 
@@ -509,7 +509,12 @@ IMAGES = {"image": {}, "nested": {"nested": True}}
     ("name", "env"),
     [
         *(("PPO", env) for env in ("CartPole-v1", "Pendulum-v1")),
-        *((name, env) for name in MEMORIES for env in ("CartPole-v1", "Pendulum-v1", *IMAGES)),
+        *(
+            (name, env)
+            for name in MEMORIES
+            if name.startswith("PPO")
+            for env in ("CartPole-v1", "Pendulum-v1", *IMAGES)
+        ),
     ],
 )
 def test_the_probability_ratio_is_1_before_the_first_update(built, name, env):
