@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from counting_envs import CountingEnv
+from slow_cases import MEMORIES, slow_with_memory
 from tiny import (
     ALGORITHMS,
     BATCH,
@@ -43,14 +44,6 @@ from rlrun.policies.rl_module import ActorCritic
 ASYNCHRONOUS = ("A3C", "IMPALA", "IMPALA, LSTM", "APPO")
 DISCRETE_ALONE = ("DQN", "DQN, GRU", "Rainbow")
 REPLAYS = (*DISCRETE_ALONE, "SAC")
-MEMORIES = ("PPO, LSTM", "PPO, GRU", "PPO, attention", "IMPALA, LSTM", "DQN, GRU")
-
-
-def slow_with_memory(name, *values):
-    """Parameters of a test, in a slow tier if the algorithm has a memory: those take longest."""
-    return pytest.param(name, *values, marks=[pytest.mark.learning] if name in MEMORIES else [])
-
-
 CASES = [
     *((name, "CartPole-v1") for name in ALGORITHMS),
     *(slow_with_memory(n, "Pendulum-v1") for n in ALGORITHMS if n not in DISCRETE_ALONE),

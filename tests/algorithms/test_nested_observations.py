@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from slow_cases import slow_with_memory
 from tiny import ALGORITHMS, assert_equal_weights, train
 
 from rlrun import EnvRunner, RLModule, RunnerSpec, ViewRequirement
@@ -27,7 +28,7 @@ MASKED = gym.spaces.Dict(
 RAW = {"env_runners": {"preprocessor_pref": None}}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [slow_with_memory(name) for name in ALGORITHMS])
 def test_no_algorithm_takes_a_forbidden_action(built, name):
     """The environment raises; cards are seen by numpy policies, cameras by torch ones."""
     algorithm = built(name, "PlayCards")
@@ -46,7 +47,12 @@ def test_masks_of_one_policy_are_enough_to_be_told_of(built, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "env"),
-    [("PPO, LSTM", SIGHTS), ("SAC", SIGHTS), ("IMPALA", TWO_SIGHTS), ("DQN, GRU", TWO_SIGHTS)],
+    [
+        slow_with_memory("PPO, LSTM", SIGHTS),
+        ("SAC", SIGHTS),
+        ("IMPALA", TWO_SIGHTS),
+        slow_with_memory("DQN, GRU", TWO_SIGHTS),
+    ],
 )
 def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
     sections = RAW if env == SIGHTS else {"multi_agent": {"policies": ["p"]}}

@@ -99,7 +99,7 @@ def test_sac(actions, activation, tmp_path):
     compare(config, sac, activation, tmp_path, actions=actions, image=image)
 
 
-@pytest.mark.parametrize("name", ["DQN", "R2D2", "SAC"])
+@pytest.mark.parametrize("name", ["DQN", pytest.param("R2D2", marks=pytest.mark.learning), "SAC"])
 def test_two_policies(name, tmp_path):
     policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8, "n_step": 2}}}
     make, *transcription = {
