@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def rounds(group: EnvRunnerGroup, number: int, weights: Any = None) -> list[Any]
     ]
 
 
+@pytest.fixture
+def undisturbed(group: EnvRunnerGroup) -> Any:
+    """So many rounds of runners that do not fail."""
+    return partial(rounds, group)
+
+
 def test_a_local_group_never_imports_ray() -> None:
     group = fake_group(number=0)
     (reply,) = group.sample(FakeRequest(0), [5])  # type: ignore[arg-type]
@@ -103,10 +110,10 @@ def test_runners_that_had_no_state_begin_afresh(
 
 @pytest.mark.faults
 def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment(
-    make_group: Any, caplog: pytest.LogCaptureFixture
+    make_group: Any, undisturbed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = make_group({(2, 1): "raise"})
-    assert rounds(group, 3) == rounds(make_group(), 3)
+    assert rounds(group, 3) == undisturbed(3)
     assert group.num_restarts == 1
     assert "env runner 2 is restarted: KeyError: 'missing'; step failed: env 'F" in caplog.text
     assert group.foreach_env_runner(lambda runner: runner.recreated) == [False, True]
@@ -166,12 +173,12 @@ def test_an_error_in_the_constructor_is_raised_at_once_and_as_it_is(make_group: 
 
 @pytest.mark.faults
 def test_a_late_runner_is_replaced_and_the_data_are_what_they_would_have_been(
-    make_group: Any, record_fault: Any, caplog: pytest.LogCaptureFixture
+    make_group: Any, undisturbed: Any, record_fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them at once, too: results do not depend on the clock."""
     late = {(1, 1): "sleep", (2, 1): "sleep", (2, 2): "sleep", "sleep_s": 60.0}
     group = make_group(late, sample_timeout_s=1.0)
-    assert rounds(group, 4) == rounds(make_group(), 4)
+    assert rounds(group, 4) == undisturbed(4)
     assert caplog.text.count("fake_runners.py") > 3, "each warning shows where the runner was"
     assert "in _misbehave" in caplog.text
     assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (3, 2, 0)
@@ -227,9 +234,10 @@ def test_a_runner_that_hangs_is_late_for_its_new_state_as_for_a_round(make_group
 @pytest.mark.faults
 def test_an_environment_that_fails_while_it_is_restored_costs_one_restart_more(
     make_group: Any,
+    undisturbed: Any,
 ) -> None:
     group = make_group({(1, 1): "raise", "restore": {1: [3, 4]}})
-    assert rounds(group, 3) == rounds(make_group(), 3)
+    assert rounds(group, 3) == undisturbed(3)
     assert group.num_restarts == group.faults()["restarts_by_cause"]["env_error"] == 3
     group = make_group({(1, 1): "raise", "restore": {1: [3, 3]}})
     with pytest.raises(EnvError, match="step 3") as caught:
@@ -248,9 +256,10 @@ def test_a_runner_that_finds_no_place_is_an_error_with_what_lacks(make_group: An
 @pytest.mark.faults
 def test_a_killed_runner_comes_back_and_the_data_are_what_they_would_have_been(
     make_group: Any,
+    undisturbed: Any,
 ) -> None:
     group = make_group({(1, 1): "die", (2, 2): "die"})
-    assert rounds(group, 4) == rounds(make_group(), 4)
+    assert rounds(group, 4) == undisturbed(4)
     assert (group.num_restarts, group.num_healthy, group.num_in_flight) == (2, 2, 0)
 
 

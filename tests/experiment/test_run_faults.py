@@ -216,12 +216,12 @@ def test_a_run_survives_what_its_environment_does_to_the_process(tmp_path, how, 
     (tmp_path / "hanging.yaml").write_text(HANGING)
     words = f"env.how='{how}'", f"env_runners={{{settings}}}", "stop.training_iteration=6"
     options = {"cwd": tmp_path, "stderr": PIPE}
-    train = "train", "hanging.yaml", *words, "--quiet", "--run-dir"
-    with start_rlrun(*train, "odd", "env.at=1000", **options) as run:
+    train = "train", "hanging.yaml", *words, "env.at=1000", "--quiet", "--run-dir", "odd"
+    with start_rlrun(*train, **options) as run:
         _, errors = run.communicate(timeout=100)
     assert (run.returncode, b"Traceback" in errors, told in errors) == (0, False, True)
-    with start_rlrun(*train, "plain", "env.at=1000000", **options) as run:
-        assert run.wait(100) == 0
+    plain = [*words, "env.at=1000000"]
+    run_experiment(tmp_path / "hanging.yaml", plain, run_dir=tmp_path / "plain", console="quiet")
     assert_equal_runs(tmp_path / "odd", tmp_path / "plain")
 
 

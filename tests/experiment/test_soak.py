@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from run_folders import assert_equal_runs, meta, rows, start_rlrun, unsaved_env_steps, wait_for
 
-from rlrun import Callbacks, PPOConfig
+from rlrun import Callbacks, PPOConfig, resume_experiment, run_experiment
 
 RUNNERS = "num_cpus_per_env_runner: 0.1, num_envs_per_env_runner: 2"
 FILE = """
@@ -160,11 +160,9 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(
     if not (folder / "config.yaml").is_file():  # each was killed before it had begun
         kill_at_random(folder, file, moments, as_it_starts=False)
     stop = (rows(folder) or [{"training_iteration": 0}])[-1]["training_iteration"] + 4
-    words = f"stop.training_iteration={stop}", "--quiet"
-    with start_rlrun("train", "--resume", folder, *words) as process:
-        assert process.wait(300) == 0
-    with start_rlrun("train", file, "--run-dir", tmp_path / "whole", *words) as process:
-        assert process.wait(500) == 0
+    end = [f"stop.training_iteration={stop}"]
+    resume_experiment(folder, end, console="quiet")
+    run_experiment(file, end, run_dir=tmp_path / "whole", console="quiet")
     assert_equal_runs(folder, tmp_path / "whole")
     record_fault(
         lost=[0],
@@ -258,8 +256,7 @@ def test_learners_killed_at_random_moments_change_no_number(tmp_path, record_fau
     assert process.returncode == 130
     assert errors.count(b"died") == rows(folder)[-1][LEARNERS][POLICY]["restarts"] == kills
     stop = f"stop.training_iteration={rows(folder)[-1]['training_iteration']}"
-    with start_rlrun("train", file, "--run-dir", tmp_path / "whole", stop, "--quiet") as process:
-        assert process.wait(300) == 0
+    run_experiment(file, [stop], run_dir=tmp_path / "whole", console="quiet")
     assert_equal_runs(folder, tmp_path / "whole", but=f"{LEARNERS}/{POLICY}/restarts")
     record_fault(lost=[0], repeated=[0], recovery_s=seconds)
 
@@ -306,8 +303,7 @@ def test_a_run_on_a_full_disk_waits_for_room_or_saves_elsewhere(
     last = rows(saved)[-1]["training_iteration"]
     assert [row["training_iteration"] for row in rows(saved)] == list(range(1, last + 1))
     stop = f"stop.training_iteration={last}"
-    with start_rlrun("train", file, "--run-dir", tmp_path / "whole", stop, "--quiet") as process:
-        assert process.wait(100) == 0
+    run_experiment(file, [stop], run_dir=tmp_path / "whole", console="quiet")
     assert_equal_runs(saved, tmp_path / "whole")
     record_fault(lost=[0], repeated=[0])
 
@@ -351,8 +347,7 @@ def test_a_run_on_a_disk_that_becomes_read_only_saves_elsewhere(
     assert f"rlrun train --resume {saved}".encode() in errors
     last = rows(saved)[-1]["training_iteration"]
     stop = f"stop.training_iteration={last}"
-    with start_rlrun("train", file, "--run-dir", tmp_path / "whole", stop, "--quiet") as process:
-        assert process.wait(100) == 0
+    run_experiment(file, [stop], run_dir=tmp_path / "whole", console="quiet")
     assert_equal_runs(saved, tmp_path / "whole")
     with start_rlrun("train", "--resume", folder, stderr=PIPE) as process:
         _, errors = process.communicate(timeout=100)
