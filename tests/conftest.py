@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 HERE = Path(__file__).parent
 # The workers of `make test` share the cores; threads that wait for one another take them away.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What takes a millisecond takes seconds beside other work.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 COUNTING = """
 algorithm: "counting_algorithm:CountingAlgorithm"
 env: CartPole-v1

@@ -47,7 +47,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(min_size=1, max_size=20), _VALUES, max_size=4))
 def test_any_arguments_survive(kwargs):
     env = {"use": "x", "kwargs": kwargs}

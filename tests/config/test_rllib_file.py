@@ -412,7 +412,7 @@ _ODD = (
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_any_value_at_any_place_is_translated_or_refused(data):
     name = data.draw(st.sampled_from(sorted(EXAMPLES)))
     path = data.draw(st.sampled_from(sorted(_places(EXAMPLES[name]), key=str)))

@@ -48,7 +48,7 @@ _FILES = st.fixed_dictionaries(
         },
     },
 )
-_slow_first = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+_slow_first = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
 
 def problems_of(call: Callable[[], object]):
@@ -101,7 +101,7 @@ FORMS = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from([*_numeric_keys()]), st.sampled_from(EXTREMES), st.sampled_from(FORMS))
 def test_numbers_that_make_no_sense_are_refused_at_their_key(place, number, form):
     algorithm, section, key = place

@@ -157,7 +157,7 @@ _PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(_PLAIN)
 def test_reads_what_another_writer_wrote(value):
     text = yaml.safe_dump({"key": value}, allow_unicode=False)

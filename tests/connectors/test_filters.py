@@ -25,7 +25,7 @@ floats = st.floats(-1e4, 1e4, width=32)
 batches = st.lists(st.lists(floats, min_size=0, max_size=6), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches)
 def test_batches_are_worth_the_same_as_rows(parts: list[list[float]]) -> None:
     fast, slow = RunningStat(), SlowStat()
@@ -39,7 +39,7 @@ def test_batches_are_worth_the_same_as_rows(parts: list[list[float]]) -> None:
     assert fast.m2 >= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches, st.integers(1, 3))
 def test_deltas_of_any_number_of_runners_give_one_filter_over_all_rows(
     parts: list[list[float]], num_runners: int

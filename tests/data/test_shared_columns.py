@@ -127,5 +127,5 @@ class SharedBatches(RuleBasedStateMachine):
         assert self.batch.copy()["obs"][:, 0].tolist() == self.expected
 
 
-SharedBatches.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+SharedBatches.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
 TestSharedBatches = SharedBatches.TestCase

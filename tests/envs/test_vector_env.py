@@ -206,7 +206,7 @@ def test_own_processes_give_the_same() -> None:
     assert not multiprocessing.active_children()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 10**6), min_size=NUM_ENVS, max_size=NUM_ENVS), st.integers(1, 60))
 def test_env_steps_are_the_lengths_of_finished_and_running_episodes(
     seeds: list[int], steps: int

@@ -25,7 +25,7 @@ def random_columns(rng, shape):
     )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     rng = np.random.default_rng(seed)

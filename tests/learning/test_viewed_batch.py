@@ -103,7 +103,7 @@ def loaded(runner, batch):
     return learner, learner.load(batch, (col.ACTIONS, col.T, col.EPS_ID))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     model=st.sampled_from([LSTM, ATTENTION, STACKED]),
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=3),

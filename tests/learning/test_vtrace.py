@@ -24,7 +24,7 @@ def random_columns(seed, steps, num_envs, spread=1.0):
     return [log_ratios, rewards, values[:-1], next_values, terminateds, truncateds]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     columns = [column[:, 0] for column in random_columns(seed, sum(lengths), 1)]

@@ -19,7 +19,7 @@ from rlrun.policies.numpy_policy import FlatArrays, NumpyMLP
 WIDTHS = st.integers(1, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(WIDTHS, min_size=2, max_size=5).map(tuple),
     num_shared=st.integers(0, 2),

@@ -190,7 +190,7 @@ CASES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     case=CASES,
     actions=st.sampled_from(sorted(ACTIONS)),
@@ -208,7 +208,7 @@ def test_sequences_are_the_same_as_steps(case, actions, seq_lens, seed):
         np.testing.assert_allclose(module.compute_values(batch), values, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     case=CASES,
     actions=st.sampled_from(sorted(ACTIONS)),

@@ -18,7 +18,7 @@ def test_a_sample_of_no_policies_is_empty():
     assert (batch.policy_batches, batch.count) == ({}, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_envs=st.integers(1, 4),
@@ -46,7 +46,7 @@ def test_returns_go_along_an_agents_steps_to_their_end_and_not_across_the_rings_
             assert_returns(sample, rows, n_step)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_agents=st.integers(2, 4),

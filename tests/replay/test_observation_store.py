@@ -62,7 +62,7 @@ def images(frames):
     return np.array(frames, np.float32)[:, :, None, None] + pixels
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 99),
     capacity=st.integers(3, 60),

@@ -244,7 +244,7 @@ def test_priorities_must_be_positive_and_finite(wrong):
         buffer.update_priorities(np.array([0, 1]), np.array([1.0, wrong]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), capacity=st.integers(1, 70))
 def test_the_tree_finds_what_a_search_through_the_sums_finds(seed, capacity):
     rng = np.random.default_rng(seed)

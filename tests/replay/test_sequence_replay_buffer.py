@@ -15,7 +15,7 @@ def sequences(batch):
     return np.split(np.arange(len(batch)), np.cumsum(batch[col.SEQ_LENS])[:-1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 99),
     capacity=st.integers(3, 60),
@@ -53,7 +53,7 @@ def test_sequences_are_drawn_by_the_priority_of_their_first_step():
     assert {int(again[col.ITEM_IDS][rows[0]]) for rows in sequences(again)} == {int(favourite)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 99),
     capacity=st.integers(3, 60),
@@ -116,7 +116,7 @@ def test_a_state_of_another_burn_in_begins_sequences_with_the_present_one():
         assert min(buffer.sample(200, experience.rng)[col.SEQ_LENS]) == shortest
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 99),
     capacity=st.integers(5, 80),

@@ -40,7 +40,7 @@ def test_each_fragment_counts_its_own_episodes(collector):
     assert [reply.env_steps for reply in replies] == [5, 10, 10, 15]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),

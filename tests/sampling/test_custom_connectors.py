@@ -65,7 +65,7 @@ def rows_by_episode(batches):
     return episodes
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),

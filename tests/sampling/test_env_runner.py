@@ -29,7 +29,7 @@ from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import RunnerCallbacks, RunnerSpec, SampleRequest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num_envs=st.integers(1, 4),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),

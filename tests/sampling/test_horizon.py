@@ -121,7 +121,7 @@ def test_an_environment_that_resets_itself_cannot_be_cut_short():
         limited(2, use="counting_envs:autonomous", horizon=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     runners=st.integers(0, 3),
     num_envs=st.integers(1, 3),

@@ -25,7 +25,7 @@ from rlrun.sampling.evaluation import run_episodes
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=5),

@@ -109,7 +109,7 @@ def assert_equal_replies(one, other):
         assert_equal_batches(batch, batches[1][policy_id])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -290,7 +290,7 @@ def runner_of(collector, views, *, states, policies, env=None, **settings):
     by_agent=False,
     restored=True,
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
