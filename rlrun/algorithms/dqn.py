@@ -256,6 +256,9 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
         if settings.model.value_hidden is not None:
             message = "action values have model.hidden and training.hiddens; remove this key"
             yield "model.value_hidden", message
+        if settings.model.privileged:
+            message = "action values are the policy, and there is no critic beside it; remove this"
+            yield "model.privileged", f"{message} key"
         if training.num_atoms > 1 and training.value_rescaling:
             message = "values with a distribution (num_atoms) are not rescaled; remove this key"
             yield "training.value_rescaling", message

@@ -8,7 +8,7 @@ The module takes and returns tensors alone, a row for each environment. Their na
 | name           | what it is                                                                     |
 |----------------|--------------------------------------------------------------------------------|
 | obs            | observations as the environment returns them ``[N, ...]``                      |
-| obs.<key>      | the parts of Dict and Tuple observations, by key or position                   |
+| obs.<key>      | the parts of Dict and Tuple observations, by key or position; none privileged  |
 | rewards        | rewards of the steps before, float32 [N]; only for networks that see them      |
 | state_in_<k>   | memory: the initial state in an episode's first step, then ``state_out_<k>``   |
 | actions        | actions as the environment takes them, ``[N, ...]``; ``actions.<key>`` of parts |
@@ -36,7 +36,7 @@ from rlrun.config.problems import InputError
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline, Preprocessor
 from rlrun.data import columns as col
-from rlrun.data.column_data import Array
+from rlrun.data.column_data import Array, map_leaves
 from rlrun.data.nested import ACTION_MASK, OBSERVATION, Keys, leaf_spaces, row_form, without_mask
 from rlrun.data.trajectory_views import TrajectoryViews, View, source_rows
 from rlrun.policies.action_sampling import (
@@ -48,6 +48,7 @@ from rlrun.policies.action_sampling import (
 from rlrun.policies.chosen_distributions import TorchSampler
 from rlrun.policies.exploration import RandomSampler
 from rlrun.policies.exploration_strategy import unexploring
+from rlrun.policies.privileged import stand_ins
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -84,7 +85,8 @@ class ExportedPolicy(nn.Module):
                 "Python code, which no file can hold; only rlrun's own can be exported"
             )
         policy: Any = unexploring(connectors.policy)
-        self._space = connectors.env_spaces[0]
+        whole, self._space = connectors.env_spaces[0], connectors.needed_space
+        self._stand_ins = map_leaves(torch.from_numpy, stand_ins(whole, self._space, 1))
         assert isinstance(connectors.observations, ObservationPipeline)
         assert isinstance(connectors.actions, ActionPipeline)
         self.observe = _Observations(connectors.observations)
@@ -115,7 +117,12 @@ class ExportedPolicy(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """From the inputs to the outputs, each in the order of their names."""
         given = dict(zip(self.inputs, inputs, strict=True))
-        batch = {col.OBS: self.observe(nested(self._space, "obs", given))}
+        observations = nested(self._space, "obs", given)
+        if self._stand_ins:
+            count = inputs[0].shape[0]
+            unknown = map_leaves(lambda row: row.expand(count, *row.shape[1:]), self._stand_ins)
+            observations = {**observations, **unknown}
+        batch = {col.OBS: self.observe(observations)}
         states = iter(inputs[len(inputs) - self._num_states :])
         pasts = []
         for memory in self._memories:

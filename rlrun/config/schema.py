@@ -178,6 +178,9 @@ class ModelConfig(CodeSection):
     `use` names, only SAC has hidden layers."""
     value_hidden: tuple[Count, ...] | None = None
     """Widths of the value function's own hidden layers, or of SAC's critics'; null is `hidden`."""
+    privileged: tuple[str, ...] = ()
+    """Entries of a Dict observation that only the value function, or SAC's critics, see; the policy
+    acts without them (asymmetric actor-critic)."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
     share_layers: bool | None = None

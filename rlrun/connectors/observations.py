@@ -15,7 +15,7 @@ become one structured array (`data.nested`).
 | Dict with ``action_mask``   | the mask as it is, and what becomes of the rest: see `nested` |
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from rlrun.data.nested import (
     without_mask,
 )
 from rlrun.policies.layers import has_image, is_image
+from rlrun.policies.privileged import PrivilegedBox, seen_entries
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
@@ -56,6 +57,7 @@ class ObservationPipeline(Connector):
         space: of one raw observation.
         settings: reads ``preprocessor_pref`` (null passes raw observations on) and
             ``observation_filter``.
+        privileged: entries that the policy does not see (`model.privileged`).
 
     Attributes:
         output_space: of one row of the result: a Box, or the raw space without a preprocessor.
@@ -69,7 +71,12 @@ class ObservationPipeline(Connector):
         ConfigError: observations are empty, or the filter does not get floats in a Box.
     """
 
-    def __init__(self, space: gym.Space[Any], settings: "EnvRunnersConfig") -> None:
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        settings: "EnvRunnersConfig",
+        privileged: Sequence[str] = (),
+    ) -> None:
         self.filter: MeanStdFilter | None = None
         self.preprocessor: Preprocessor | None = None
         self._structure: gym.Space[Any] | None = None
@@ -81,7 +88,7 @@ class ObservationPipeline(Connector):
         if not any(prod(part.shape or ()) for _, part in leaf_spaces(seen)):
             raise misfit("env", f"the observation space has no numbers to act on: {seen}")
         if settings.preprocessor_pref is not None:
-            preprocessor = Preprocessor(seen, keep_images=not filtered)
+            preprocessor = Preprocessor(seen, privileged, keep_images=not filtered)
             self.preprocessor = None if preprocessor.identity else preprocessor
             seen = preprocessor.output_space
             if masked:
@@ -168,6 +175,7 @@ class Preprocessor:
 
     Args:
         space: of one raw observation.
+        privileged: entries of a Dict whose numbers come last.
         keep_images: leave uint8 images as they are, for networks that scale them. Nested spaces
             with images are always left as they are, for networks that join their parts.
 
@@ -178,7 +186,9 @@ class Preprocessor:
         leaves: the leaves and their columns; empty where only the dtype may change.
     """
 
-    def __init__(self, space: gym.Space[Any], *, keep_images: bool = True) -> None:
+    def __init__(
+        self, space: gym.Space[Any], privileged: Sequence[str] = (), *, keep_images: bool = True
+    ) -> None:
         self.identity = False
         self.leaves: tuple[ObservationLeaf, ...] = ()
         self.output_space: gym.Space[Any] = space
@@ -192,10 +202,17 @@ class Preprocessor:
         if has_image(space):
             self.identity = True
             return
-        self.leaves = tuple(_leaves(space))
+        parts = list(leaf_spaces(space))
+        if privileged:
+            seen = seen_entries(space, privileged)
+            parts.sort(key=lambda part: part[0][0] not in seen)
+        self.leaves = tuple(_leaves(parts))
         low = np.concatenate([leaf.low for leaf in self.leaves])
         high = np.concatenate([leaf.high for leaf in self.leaves])
         self.output_space = gym.spaces.Box(low, high, dtype=np.float32)
+        if privileged:
+            num_seen = sum(leaf.width for leaf in self.leaves if leaf.path[0] in seen)
+            self.output_space = PrivilegedBox(low, high, num_seen)
         self.continuous = np.concatenate([np.full(leaf.width, leaf.is_box) for leaf in self.leaves])
 
     def __call__(self, observations: Any) -> Array:
@@ -231,9 +248,9 @@ class ObservationLeaf:
     """Column of each group's first category, minus that category's value."""
 
 
-def _leaves(space: gym.Space[Any]) -> Iterator[ObservationLeaf]:
+def _leaves(parts: Iterable[tuple[Keys, gym.Space[Any]]]) -> Iterator[ObservationLeaf]:
     start = 0
-    for path, part in leaf_spaces(space):
+    for path, part in parts:
         match part:
             case gym.spaces.Discrete():
                 leaf = _one_hot_leaf(path, start, np.array([part.n]), np.array([part.start]))
@@ -305,4 +322,6 @@ def _filtered_space(space: gym.spaces.Box, normalized: NDArray[np.bool_] | None)
     low, high = np.full_like(space.low, -CLIP), np.full_like(space.high, CLIP)
     if normalized is not None:
         low, high = np.where(normalized, low, space.low), np.where(normalized, high, space.high)
+    if isinstance(space, PrivilegedBox):
+        return space.bounded_by(low, high)
     return gym.spaces.Box(low, high, dtype=space.dtype.type)

@@ -48,7 +48,7 @@ class AttentionActorCritic(MemoryActorCritic):
         self.units = nn.ModuleList(
             GTrXLUnit(model) for _ in range(model.attention_num_transformer_units)
         )
-        self.heads = Heads(self, model.attention_dim)
+        self.heads = Heads(self, model.attention_dim, self._privileged_width)
 
     def _declare_views(self, model: ModelConfig) -> int:
         """Views of memory, and of previous actions and rewards; the latter two's features."""

@@ -42,13 +42,20 @@ def build_module(
     """
     named = None if model.use is None else import_object(model.use)
     if isinstance(named, type) and issubclass(named, RLModule):
+        if model.privileged:
+            message = f"{model.use} sees whole observations and chooses its inputs itself"
+            raise misfit("model.privileged", f"{message}; remove this key")
         module = named(observation_space, action_space, model, **model.arguments())
     elif named is None or (isinstance(named, type) and issubclass(named, nn.Module)):
         kind: type[RLModule] = ActorCritic
         for switch, with_memory in MEMORIES.items():
             kind = with_memory if getattr(model, switch) else kind
+        if model.privileged and model.share_layers:
+            message = "with model.privileged the policy has an encoder of its own; remove this key"
+            raise misfit("model.share_layers", message)
         module = kind(observation_space, action_space, model)
-        is_separate = kind is ActorCritic and flattens(observation_space, model)
+        is_plain = kind is ActorCritic and flattens(observation_space, model)
+        is_separate = is_plain or (kind is not ActorCritic and model.privileged)
         if model.value_hidden is not None and (model.share_layers or not is_separate):
             message = "the value function has no hidden layers of its own here; remove this key"
             raise misfit("model.value_hidden", message)

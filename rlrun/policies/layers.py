@@ -119,7 +119,12 @@ class Network:
 
 
 def actor_critic_network(
-    num_features: int, num_inputs: int, num_log_std: int, model: ModelConfig
+    num_features: int,
+    num_inputs: int,
+    num_log_std: int,
+    model: ModelConfig,
+    *,
+    num_privileged: int = 0,
 ) -> Network:
     """Policy and value function: two networks after an encoder without layers, or two heads on one.
 
@@ -128,6 +133,7 @@ def actor_critic_network(
     Args:
         num_inputs: of the action distribution.
         num_log_std: how many of them are parameters of their own (`free_log_std`).
+        num_privileged: features that only the value function sees.
     """
     if model.share_layers:
         encoder = Layers((num_features, *model.hidden), model.activation)
@@ -135,7 +141,7 @@ def actor_critic_network(
     else:
         encoder = Layers((num_features,), model.activation)
         sizes = (num_features, *model.hidden)
-        value_sizes = (num_features, *value_hidden(model))
+        value_sizes = (num_features + num_privileged, *value_hidden(model))
     branches = actor_critic_branches(sizes, value_sizes, num_inputs - num_log_std, model)
     return Network({"encoder": encoder, **branches}, num_log_std)
 

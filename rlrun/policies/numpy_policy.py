@@ -37,6 +37,7 @@ from rlrun.policies.layers import (
     free_log_std,
 )
 from rlrun.policies.policy import Policy
+from rlrun.policies.privileged import PolicyInput
 
 
 class FlatArrays:
@@ -158,6 +159,7 @@ class MLPPolicy(SamplingPolicy):
         if network is None:
             network = actor_network(observation_space, action_space, model)
         self._mask = action_mask_of(observation_space, action_space)
+        self._policy_input = PolicyInput(space_without_mask(observation_space), model.privileged)
         self.network = network
         self._weights = network.parameters.vector
         self.draws_for_fragments = network.parameters.network.noisy
@@ -191,9 +193,9 @@ class MLPPolicy(SamplingPolicy):
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore
         if self._mask is None:
-            inputs = self.network(obs_batch, explore)
+            inputs = self.network(self._policy_input(obs_batch), explore)
         else:
-            seen = without_mask(nest(obs_batch))
+            seen = self._policy_input(without_mask(nest(obs_batch)))
             inputs = self._mask.apply(self.network(seen, explore), obs_batch)
         if not explore:
             return self.sampler.mode(inputs), [], {col.ACTION_DIST_INPUTS: inputs}
@@ -215,10 +217,16 @@ def actor_network(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
 ) -> NumpyMLP:
     """The policy's part of `actor_critic_network`."""
-    num_features = gym.spaces.flatdim(space_without_mask(observation_space))
+    whole = space_without_mask(observation_space)
+    num_features = gym.spaces.flatdim(PolicyInput(whole, model.privileged).space)
     actions = action_layout(action_space)
-    num_log_std = free_log_std(actions, model)
-    network = actor_critic_network(num_features, actions.num_inputs, num_log_std, model)
+    network = actor_critic_network(
+        num_features,
+        actions.num_inputs,
+        free_log_std(actions, model),
+        model,
+        num_privileged=gym.spaces.flatdim(whole) - num_features,
+    )
     return NumpyMLP(FlatArrays(network), "encoder", "pi")
 
 

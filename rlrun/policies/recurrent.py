@@ -22,8 +22,9 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import ActionLayout, action_layout
-from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN
-from rlrun.policies.networks import linear
+from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN, Layers, value_hidden
+from rlrun.policies.networks import MLP, linear
+from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
     RLModule,
     TensorBatch,
@@ -66,15 +67,19 @@ class Heads(nn.Module):
     Args:
         module: the module that has these heads.
         width: of the features.
+        privileged_width: of further features that only the value head sees.
     """
 
-    def __init__(self, module: RLModule, width: int) -> None:
+    def __init__(self, module: RLModule, width: int, privileged_width: int = 0) -> None:
         super().__init__()
         action_space, model = module.action_space, module.model
         self.log_std = log_std_parameter(action_space, model)
         num_log_std = 0 if self.log_std is None else len(self.log_std)
         self.pi = linear(width, module.distribution.num_inputs - num_log_std, POLICY_GAIN)
-        self.vf = linear(width, 1, VALUE_GAIN)
+        self.vf: nn.Module = linear(width, 1, VALUE_GAIN)
+        if privileged_width:
+            sizes = (width + privileged_width, *value_hidden(model), 1)
+            self.vf = MLP(Layers(sizes, model.activation, VALUE_GAIN))
         if self.log_std is None:
             set_log_std_bias(self.pi, action_space, model)
 
@@ -84,13 +89,16 @@ class Heads(nn.Module):
 
     def values(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N]."""
-        return self.vf(features).squeeze(-1)
+        values: Tensor = self.vf(features).squeeze(-1)
+        return values
 
 
 class MemoryActorCritic(RLModule):
     """Encoder, a memory, and a head each for policy and value function.
 
-    A subclass makes ``heads`` and the memory, and defines `remember`.
+    A subclass makes ``heads`` and the memory, and defines `remember`. With privileged observations
+    the value head also sees the features of a second encoder, to which all observations go, and
+    has hidden layers.
     """
 
     heads: Heads
@@ -100,7 +108,11 @@ class MemoryActorCritic(RLModule):
     ) -> None:
         super().__init__(observation_space, action_space, model)
         self._flatten = flattens(observation_space, model)
-        self.encoder, self._width = encoder_of(observation_space, model)
+        self._policy_input = PolicyInput(observation_space, model.privileged)
+        self.encoder, self._width = encoder_of(self._policy_input.space, model)
+        self.vf_encoder, self._privileged_width = None, 0
+        if self._policy_input.is_partial:
+            self.vf_encoder, self._privileged_width = encoder_of(observation_space, model)
 
     @abstractmethod
     def remember(self, batch: TensorBatch) -> tuple[Tensor, Sequence[Tensor]]:
@@ -108,10 +120,16 @@ class MemoryActorCritic(RLModule):
 
     def encode(self, batch: TensorBatch) -> Tensor:
         """Observations as features [M, F]."""
-        features: Tensor = self.encoder(
-            as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
-        )
+        seen = self._policy_input(batch[col.OBS])
+        features: Tensor = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
         return features
+
+    def values(self, features: Tensor, batch: TensorBatch) -> Tensor:
+        """Values [M], given the memory's outputs [M, C]."""
+        if self.vf_encoder is not None:
+            obs = as_features(batch[col.OBS], self.vf_encoder, flatten=self._flatten)
+            features = torch.cat((features, self.vf_encoder(obs)), dim=-1)
+        return self.heads.values(features)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """The policy head's outputs [M, P] for features [M, C]."""
@@ -122,7 +140,7 @@ class MemoryActorCritic(RLModule):
         features, _ = self.remember(batch)
         return {
             col.ACTION_DIST_INPUTS: self.dist_inputs(features),
-            col.VF_PREDS: self.heads.values(features),
+            col.VF_PREDS: self.values(features, batch),
         }
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
@@ -133,7 +151,7 @@ class MemoryActorCritic(RLModule):
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [M]."""
-        return self.heads.values(self.remember(batch)[0])
+        return self.values(self.remember(batch)[0], batch)
 
 
 class RecurrentActorCritic(MemoryActorCritic):
@@ -158,7 +176,7 @@ class RecurrentActorCritic(MemoryActorCritic):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
-        self.heads = Heads(self, model.lstm_cell_size)
+        self.heads = Heads(self, model.lstm_cell_size, self._privileged_width)
 
     def initial_state(self) -> list[Tensor]:
         """Zeros: h [C], and for an LSTM c [C]."""

@@ -42,6 +42,7 @@ from rlrun.policies.layers import (
     is_image,
 )
 from rlrun.policies.networks import MLP, ConvEncoder, scaled
+from rlrun.policies.privileged import PolicyInput
 
 TensorBatch = Mapping[str, Tensor]
 
@@ -168,7 +169,7 @@ class ActorCritic(RLModule):
 
     Parameters are ``log_std``, then ``encoder``, ``pi`` and ``vf`` as in `actor_critic_network`.
     The encoder of separate MLPs has no layers; with images or a user's encoder and
-    ``share_layers: false`` there is also a ``vf_encoder``.
+    ``share_layers: false``, or with privileged observations, there is also a ``vf_encoder``.
     """
 
     pi: MLP
@@ -183,17 +184,26 @@ class ActorCritic(RLModule):
         num_log_std = 0 if self.log_std is None else len(self.log_std)
         num_inputs = self.distribution.num_inputs
         shared = not self._flatten if model.share_layers is None else model.share_layers
+        shared = shared and not model.privileged
+        self._policy_input = PolicyInput(observation_space, model.privileged)
+        seen = self._policy_input.space
         self.vf_encoder = None
         if self._flatten:
-            num_features = gym.spaces.flatdim(observation_space)
-            network = actor_critic_network(num_features, num_inputs, num_log_std, model)
+            num_features, total = gym.spaces.flatdim(seen), gym.spaces.flatdim(observation_space)
+            network = actor_critic_network(
+                num_features, num_inputs, num_log_std, model, num_privileged=total - num_features
+            )
             branches = dict(network.branches)
             self.encoder: Any = MLP(branches.pop("encoder"))
+            if self._policy_input.is_partial:
+                self.vf_encoder = MLP(Layers((total,), model.activation))
         else:
-            self.encoder, width = encoder_of(observation_space, model)
+            self.encoder, width = encoder_of(seen, model)
+            value_width = width
             if not shared:
-                self.vf_encoder, _ = encoder_of(observation_space, model)
-            branches = actor_critic_branches((width,), (width,), num_inputs - num_log_std, model)
+                self.vf_encoder, value_width = encoder_of(observation_space, model)
+            num_outputs = num_inputs - num_log_std
+            branches = actor_critic_branches((width,), (value_width,), num_outputs, model)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
         if self.log_std is None:
@@ -216,7 +226,7 @@ class ActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
         obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
-        features = self.encoder(obs)
+        features = self.encoder(self._policy_input(obs))
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
             col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features)),
@@ -229,7 +239,8 @@ class ActorCritic(RLModule):
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""
-        features = self.encoder(as_features(batch[col.OBS], self.encoder, flatten=self._flatten))
+        seen = self._policy_input(batch[col.OBS])
+        features = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
         return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
@@ -246,7 +257,7 @@ class ActorCritic(RLModule):
             gradients of both, which overwrites the gradients of all parameters.
         """
         obs = flat_features(batch[col.OBS])
-        outputs, policy_backward = self.pi.vjp(obs)
+        outputs, policy_backward = self.pi.vjp(self._policy_input(obs))
         values, value_backward = self.vf.vjp(obs)
         log_std: Any = self.log_std
 

@@ -24,6 +24,7 @@ from rlrun.policies.exploration_strategy import exploring
 from rlrun.policies.layers import sac_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
+from rlrun.policies.privileged import PolicyInput
 
 
 def sac_sampler(space: gym.Space[Any]) -> ActionSampler:
@@ -71,7 +72,8 @@ def _policy(
     # Without log-probabilities: when rows are replayed, the policy is another.
     spaces = observation_space, action_space
     if device is None and MLPPolicy.supports(observation_space, model):
-        num_features = gym.spaces.flatdim(space_without_mask(observation_space))
+        seen = PolicyInput(space_without_mask(observation_space), model.privileged).space
+        num_features = gym.spaces.flatdim(seen)
         layers = sac_network(num_features, sampler.num_inputs, model)
         network = NumpyMLP(FlatArrays(layers), "pi")
         return MLPPolicy(*spaces, model, network=network, sampler=sampler, with_logp=False)

@@ -24,6 +24,7 @@ from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network, value_hidden
 from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
+from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
     RLModule,
     TensorBatch,
@@ -45,7 +46,8 @@ class SACPolicyNetwork(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self.encoder, width = _encoder_before(observation_space, model)
+        self._policy_input = PolicyInput(observation_space, model.privileged)
+        self.encoder, width = _encoder_before(self._policy_input.space, model)
         network = sac_network(width, self.distribution.num_inputs, model)
         self.pi = MLP(network.branches["pi"])
         set_log_std_bias(self.pi.last, action_space, model)
@@ -57,12 +59,13 @@ class SACPolicyNetwork(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
-        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
+        seen = self._policy_input(batch[col.OBS])
+        obs = as_features(seen, self.encoder, flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
         """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""
-        return self.pi.vjp(flat_features(batch[col.OBS]))
+        return self.pi.vjp(flat_features(self._policy_input(batch[col.OBS])))
 
 
 class TwinQNetwork(RLModule):

@@ -22,6 +22,7 @@ from rlrun.data.column_data import num_rows, pick
 from rlrun.envs.agent_slots import Due, SlotStep
 from rlrun.envs.env import observation_problem, stack_observations
 from rlrun.envs.episode_vector_env import bad_value_test
+from rlrun.policies.privileged import stand_ins
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.runner_connectors import RunnerConnectors
 
@@ -42,7 +43,8 @@ class ActingPolicy:
 
     Attributes:
         num_envs: B.
-        observation_space, action_space: of one environment.
+        observation_space, action_space: of one environment; without privileged entries, which an
+            observation may have or not.
 
     Raises:
         ValueError: B is below 1.
@@ -61,7 +63,9 @@ class ActingPolicy:
             raise ValueError(f"a policy acts in at least 1 environment, not {num_envs}")
         self.num_envs = num_envs
         explore = connectors.policy.explores if explore is None else explore
-        self.observation_space, self.action_space = connectors.env_spaces
+        whole, self.action_space = connectors.env_spaces
+        self.observation_space = connectors.needed_space
+        self._stand_ins = stand_ins(whole, self.observation_space, num_envs)
         self._action_spaces = batch_space(self.action_space, num_envs)
         self._has_bad_values = bad_value_test(self.observation_space)
         self._actor = PolicyActor(
@@ -116,9 +120,14 @@ class ActingPolicy:
         for name, count in (("observations", num_rows(observations)), ("rewards", rewards.size)):
             if count != self.num_envs:
                 raise ValueError(f"there are {count} {name}, of {self.num_envs} environments")
+        if self._stand_ins:  # of what an observation has besides, nothing is looked at
+            parts: Any = self.observation_space
+            observations = {key: observations[key] for key in parts}
         if self._has_bad_values(observations):
             rows = iterate(batch_space(self.observation_space, self.num_envs), observations)
             raise ValueError(self._problem(rows))
+        if self._stand_ins:
+            observations |= self._stand_ins
         with self._lock:
             return self._actor.to_env(self._act(observations, rewards))
 

@@ -22,10 +22,12 @@ from rlrun.connectors.rewards import RewardPipeline
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, connector_seed
 from rlrun.envs.atari import is_atari_id
+from rlrun.policies.privileged import PolicyInput
 from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings
+    from rlrun.config.schema import ModelConfig
     from rlrun.connectors.custom import EnvToModule, ModuleToEnv, NamedConnector
     from rlrun.connectors.slot_history import SlotHistory
     from rlrun.policies.policy import Policy
@@ -92,20 +94,33 @@ class RunnerConnectors:
         """The policy between these connectors."""
         return self._make_policy(self.action_space)
 
+    @property
+    def _model(self) -> ModelConfig:
+        return self._spec.model if self._settings is None else self._settings.model
+
+    @property
+    def needed_space(self) -> gym.Space[Any]:
+        """What the policy needs of an environment's observations: all that is not privileged."""
+        space, privileged = self.env_spaces[0], self._model.privileged
+        is_custom = self.custom is not None or (self._settings is not None and self._settings.use)
+        named = isinstance(space, gym.spaces.Dict) and set(privileged) <= space.keys()
+        if is_custom or not privileged or not named:
+            return space
+        return PolicyInput(space, privileged).space
+
     def _make_policy(self, action_space: gym.Space[Any]) -> Policy:
         spec, settings = self._spec, self._settings
         spaces = self.observations.output_space, action_space
         if settings is not None and settings.use is not None:
             policy = custom_policy(settings, *spaces)
         else:
-            model = spec.model if settings is None else settings.model
             place = {} if spec.device is None else {"device": spec.device}
-            policy = spec.policy_factory(*spaces, model, **place)
+            policy = spec.policy_factory(*spaces, self._model, **place)
         policy.explores = spec.settings.explore
         return policy
 
     def _default_observations(self, space: gym.Space[Any]) -> ObservationPipeline:
-        return ObservationPipeline(space, self._spec.settings)
+        return ObservationPipeline(space, self._spec.settings, self._model.privileged)
 
     def _default_actions(self) -> ActionPipeline:
         connectors = self._spec.connectors

@@ -41,6 +41,7 @@ from rlrun.policies.catalog import build_module
 from rlrun.policies.distributions import Categorical
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import with_action_mask
+from rlrun.policies.privileged import PrivilegedBox
 from rlrun.policies.q_network import QNetwork, build_q_network
 from rlrun.policies.rl_module import ActorCritic
 from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
@@ -48,6 +49,7 @@ from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
 HIDDEN = {"hidden": (8, 6)}
 ALPHA = torch.tensor([0.3])
 NUM_ROWS = 64
+PARTLY_PRIVILEGED = PrivilegedBox(OBS_SPACE.low, OBS_SPACE.high, num_seen=2)
 PPO_ARGUMENTS = {
     "clip_param": 0.2,
     "vf_loss_coeff": 0.5,
@@ -157,6 +159,32 @@ def test_ppo_with_other_layers_of_the_value_function(space, value_hidden):
     assert widths == [*value_hidden, 1]
     batch = on_policy_rows(learner.module, space, NUM_ROWS)
     assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+
+
+@pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_ppo_with_privileged_observations(space):
+    module = perturbed(ActorCritic(PARTLY_PRIVILEGED, space, model(privileged=["last"])))
+    learner = learner_of(module)
+    assert module.has_vjp
+    assert (module.pi.get_submodule("0").in_features, module.vf.get_submodule("0").in_features) == (
+        2,
+        3,
+    )
+    batch = on_policy_rows(module, space, NUM_ROWS)
+    assert_same(learner, ppo_loss, ppo_gradient, batch, PPO_ARGUMENTS)
+
+
+def test_sac_with_privileged_observations():
+    torch.manual_seed(0)
+    policy, critics, target = (
+        perturbed(kind(PARTLY_PRIVILEGED, BOX, model(privileged=["last"])))
+        for kind in (SACPolicyNetwork, TwinQNetwork, TwinQNetwork)
+    )
+    batch = replay_rows(BOX, NUM_ROWS, 0)
+    arguments = {"policy": policy, "target": target, "alpha": ALPHA}
+    assert_same(learner_of(critics), critic_loss, critic_gradient, batch, arguments)
+    arguments = {"critics": critics, "alpha": ALPHA}
+    assert_same(learner_of(policy), policy_loss, policy_gradient, batch, arguments)
 
 
 @pytest.mark.parametrize("seed", range(3))
