@@ -264,42 +264,55 @@ def nested(space: gym.Space[Any], name: str, leaves: Mapping[str, Any]) -> Any:
 class _Observations(nn.Module):
     """What an `ObservationPipeline` does, with the statistics that its filter has now."""
 
-    mean: Tensor
-    scale: Tensor
-    normalized: Tensor
-
     def __init__(self, pipeline: ObservationPipeline) -> None:
         super().__init__()
-        self._splits, self._filters = pipeline.splits, pipeline.filter is not None
-        self._part = pipeline.filtered_part
+        self._splits, self._filtered = pipeline.splits, pipeline.filtered
         self._preprocess = None
         if pipeline.preprocessor is not None:
             self._preprocess = _Preprocess(pipeline.preprocessor)
         if pipeline.filter is None:
+            self._filtered = ()
             return
-        seen: Any = pipeline.output_space
-        shape = (seen if self._part is None else seen[self._part]).shape
-        mean, scale, normalized = np.zeros(shape), np.ones(shape), np.zeros(shape, np.bool_)
-        columns = ... if pipeline.filter.columns is None else pipeline.filter.columns[1:]
-        mean[columns], scale[columns] = pipeline.filter.mean, pipeline.filter.scale
-        normalized[columns] = True
-        self._clip = pipeline.filter.clip
-        for name, array in (("mean", mean), ("scale", scale), ("normalized", normalized)):
-            self.register_buffer(name, torch.from_numpy(array))
+        filtered, self._clip = pipeline.filter, pipeline.filter.clip
+        columns = ... if filtered.columns is None else filtered.columns[1:]
+        shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(pipeline.output_space)}
+        start = 0
+        for i, path in enumerate(self._filtered):
+            shape = shapes[path]
+            mean, scale, normalized = np.zeros(shape), np.ones(shape), np.zeros(shape, np.bool_)
+            end = start + mean.size
+            own = ... if len(self._filtered) == 1 else slice(start, end)
+            mean[columns] = filtered.mean[own].reshape(mean[columns].shape)
+            scale[columns] = filtered.scale[own].reshape(mean[columns].shape)
+            normalized[columns] = True
+            start = end
+            for name, array in (("mean", mean), ("scale", scale), ("normalized", normalized)):
+                self.register_buffer(f"{name}_{i}", torch.from_numpy(array))
 
     def forward(self, obs: Any) -> Any:
-        if not self._splits:
-            part = self._part
-            return self._seen(obs) if part is None else {**obs, part: self._seen(obs[part])}
-        return {ACTION_MASK: obs[ACTION_MASK], OBSERVATION: self._seen(without_mask(obs))}
+        if self._splits:
+            seen = self._preprocessed(without_mask(obs))
+            obs = {ACTION_MASK: obs[ACTION_MASK], OBSERVATION: seen}
+        else:
+            obs = self._preprocessed(obs)
+        return self._normalized(obs) if self._filtered else obs
 
-    def _seen(self, obs: Any) -> Any:
-        if self._preprocess is not None:
-            obs = self._preprocess(obs)
-        if not self._filters:
+    def _preprocessed(self, obs: Any) -> Any:
+        return obs if self._preprocess is None else self._preprocess(obs)
+
+    def _normalized(self, obs: Any, path: Keys = ()) -> Any:
+        if isinstance(obs, dict):
+            return {key: self._normalized(part, (*path, key)) for key, part in obs.items()}
+        if isinstance(obs, tuple):
+            return tuple(self._normalized(part, (*path, i)) for i, part in enumerate(obs))
+        if path not in self._filtered:
             return obs
-        normal = ((obs.to(torch.float64) - self.mean) * self.scale).clamp(-self._clip, self._clip)
-        return torch.where(self.normalized, normal.to(obs.dtype), obs)
+        i = self._filtered.index(path)
+        mean, scale, normalized = (
+            self.get_buffer(f"{name}_{i}") for name in ("mean", "scale", "normalized")
+        )
+        normal = ((obs.to(torch.float64) - mean) * scale).clamp(-self._clip, self._clip)
+        return torch.where(normalized, normal.to(obs.dtype), obs)
 
 
 class _Preprocess(nn.Module):

@@ -15,6 +15,7 @@ become one structured array (`data.nested`).
 | Dict with ``action_mask``   | the mask as it is, and what becomes of the rest: see `nested` |
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -64,7 +65,7 @@ class ObservationPipeline(Connector):
         identity: whether batches pass unchanged.
         preprocessor, filter: None if there is nothing to do.
         splits: whether an action mask bypasses the preprocessor.
-        filtered_part: key of the part to filter, if there is an action mask besides.
+        filtered: paths of the leaves that are filtered; one empty path for a whole Box.
 
     Raises:
         TypeError: the space cannot be preprocessed.
@@ -80,7 +81,7 @@ class ObservationPipeline(Connector):
         self.filter: MeanStdFilter | None = None
         self.preprocessor: Preprocessor | None = None
         self._structure: gym.Space[Any] | None = None
-        self.filtered_part: str | None = None
+        self.filtered: tuple[Keys, ...] = ()
         masked = has_action_mask(space)
         self.splits = masked and settings.preprocessor_pref is not None
         filtered = settings.observation_filter == "MeanStdFilter"
@@ -100,17 +101,37 @@ class ObservationPipeline(Connector):
         if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
             self._structure = space
             row_form(space)
-        normalized = None if self.preprocessor is None else self.preprocessor.continuous
-        if filtered and (normalized is None or normalized.any()):
-            if not isinstance(seen, gym.spaces.Box) or seen.dtype.kind != "f":
-                raise _cannot_filter(seen, raw=settings.preprocessor_pref is None)
-            self.filter = MeanStdFilter(seen.shape, normalized=normalized, clip=CLIP)
-            seen = _filtered_space(seen, normalized)
-            self.output_space = seen
-            if isinstance(space, gym.spaces.Dict):
-                (self.filtered_part,) = space.keys() - {ACTION_MASK}
-                self.output_space = gym.spaces.Dict({**space.spaces, self.filtered_part: seen})
+        if filtered:
+            self._make_filter(seen, raw=settings.preprocessor_pref is None)
         self.identity = not (self.filter or self.preprocessor or self._structure)
+
+    def _make_filter(self, seen: gym.Space[Any], *, raw: bool) -> None:
+        """A filter of a Box of floats, or of all in a nest that are not images.
+
+        Args:
+            seen: what networks see, without an action mask.
+            raw: there is no preprocessor.
+        """
+        is_nest = isinstance(seen, gym.spaces.Dict | gym.spaces.Tuple)
+        leaves = [
+            (path, leaf)
+            for path, leaf in leaf_spaces(self.output_space)
+            if isinstance(leaf, gym.spaces.Box)
+            and leaf.dtype.kind == "f"
+            and not (is_nest and is_image(leaf))
+            and not (path[:1] == (ACTION_MASK,) and has_action_mask(self.output_space))
+        ]
+        if not leaves:
+            raise _cannot_filter(seen, raw=raw)
+        self.filtered = tuple(path for path, _ in leaves)
+        normalized = None if self.preprocessor is None else self.preprocessor.continuous
+        if normalized is not None and not normalized.any():
+            return
+        shape = leaves[0][1].shape
+        if len(leaves) > 1:
+            shape = (sum(prod(leaf.shape) for _, leaf in leaves),)
+        self.filter = MeanStdFilter(shape, normalized=normalized, clip=CLIP)
+        self.output_space = _filtered_space(self.output_space, self.filtered, normalized)
 
     def __call__(self, observations: Any, *, update: bool | Array = True) -> Any:
         """One batch of raw observations -> one row of ``output_space`` each.
@@ -123,10 +144,17 @@ class ObservationPipeline(Connector):
         """
         observations = self.preprocess(observations)
         if self.filter is not None:
-            if (part := self.filtered_part) is not None:
-                observations[part] = self.filter(observations[part], update=update)
-            else:
-                observations = self.filter(observations, update=update)
+            if self._structure is None:
+                return self.filter(observations, update=update)
+            leaves = [_leaf(observations, path) for path in self.filtered]
+            if len(leaves) == 1:
+                leaves[0][...] = self.filter(leaves[0], update=update)
+                return observations
+            flat = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+            ends = np.cumsum([prod(leaf.shape[1:]) for leaf in leaves])
+            parts = np.split(self.filter(flat, update=update), ends[:-1], axis=1)
+            for leaf, part in zip(leaves, parts, strict=True):
+                leaf[...] = part.reshape(leaf.shape)
         return observations
 
     def first(self, observations: Any, slots: Array, *, update: bool = True) -> Any:
@@ -306,6 +334,13 @@ def _at(observations: Any, path: Keys) -> Array:
     return np.asarray(observations)
 
 
+def _leaf(rows: Array, path: Keys) -> Array:
+    """A leaf of structured rows, as a view."""
+    for key in path:
+        rows = rows[key if isinstance(key, str) else f"_{key}"]
+    return rows
+
+
 def _as_float32(space: gym.spaces.Box) -> gym.spaces.Box:
     with np.errstate(over="ignore"):
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
@@ -314,11 +349,24 @@ def _as_float32(space: gym.spaces.Box) -> gym.spaces.Box:
 
 def _cannot_filter(space: gym.Space[Any], *, raw: bool) -> ConfigError:
     advice = "env_runners.preprocessor_pref: rllib would flatten them" if raw else "remove this key"
-    message = f"MeanStdFilter needs observations of floats in a Box, not {space}; {advice}"
+    message = f"MeanStdFilter needs floats in a Box that is no image, not {space}; {advice}"
     return misfit("env_runners.observation_filter", message)
 
 
-def _filtered_space(space: gym.spaces.Box, normalized: NDArray[np.bool_] | None) -> gym.spaces.Box:
+def _filtered_space(
+    space: Any, filtered: Sequence[Keys], normalized: NDArray[np.bool_] | None, path: Keys = ()
+) -> Any:
+    """A space with the bounds of the filter at the leaves that the paths lead to."""
+    further = filtered, normalized
+    if isinstance(space, gym.spaces.Dict):  # whose entries keep their order
+        parts = [(k, _filtered_space(part, *further, (*path, k))) for k, part in space.items()]
+        return gym.spaces.Dict(OrderedDict(parts))
+    if isinstance(space, gym.spaces.Tuple):
+        return gym.spaces.Tuple(
+            _filtered_space(part, *further, (*path, i)) for i, part in enumerate(space.spaces)
+        )
+    if path not in filtered:
+        return space
     low, high = np.full_like(space.low, -CLIP), np.full_like(space.high, CLIP)
     if normalized is not None:
         low, high = np.where(normalized, low, space.low), np.where(normalized, high, space.high)

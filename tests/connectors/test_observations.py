@@ -156,6 +156,30 @@ def test_filter_leaves_action_masks_alone(preprocessor: str | None, part: str) -
     assert set(connector.output_space.spaces) == {"action_mask", part}
 
 
+@pytest.mark.parametrize("preprocessor", ["rllib", None])
+def test_filter_leaves_images_and_categories_beside_floats_alone(preprocessor: str | None) -> None:
+    floats = gym.spaces.Box(-2, 2, (2, 2)), gym.spaces.Box(-9, 9, (3,), np.float64)
+    parts = gym.spaces.Tuple((floats[0], IMAGE, floats[1], gym.spaces.Discrete(3)))
+    space = gym.spaces.Dict(OrderedDict(z=parts, camera=IMAGE, action_mask=floats[0]))
+    batch, _ = batch_of(space, 20)
+    connector = pipeline(space, observation_filter="MeanStdFilter", preprocessor_pref=preprocessor)
+    result = nest(connector(batch))
+    np.testing.assert_array_equal(result["action_mask"], batch["action_mask"])
+    result = result["observation"] if preprocessor else result
+    np.testing.assert_array_equal(result["camera"], batch["camera"])
+    for i, part in enumerate(parts):
+        expected = batch["z"][i]
+        if part in floats:
+            expected = pipeline(part, observation_filter="MeanStdFilter")(expected)
+        np.testing.assert_allclose(result["z"][i], expected, rtol=1e-6)
+    space = connector.output_space
+    assert list(space["observation"] if preprocessor else space) == list(result)
+    assert (space["observation"] if preprocessor else space)["z"][2].high.tolist() == [10.0] * 3
+    other = pipeline(parts, observation_filter="MeanStdFilter", preprocessor_pref=preprocessor)
+    other.set_state(connector.get_state())
+    np.testing.assert_array_equal(nest(other(batch["z"], update=False))[0], result["z"][0])
+
+
 @pytest.mark.parametrize("name", ["box", "matrix", "float64", "bytes"])
 def test_filter_standardizes_boxes_of_any_dtype(name: str) -> None:
     connector = pipeline(SPACES[name], observation_filter="MeanStdFilter")
@@ -181,9 +205,8 @@ def test_what_cannot_be_done_is_named() -> None:
     for preprocessor in ("rllib", None):
         with pytest.raises(TypeError, match="Text"):
             pipeline(gym.spaces.Dict(a=gym.spaces.Text(4)), preprocessor_pref=preprocessor)
-    for space in (NESTED, IMAGE):
-        with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
-            pipeline(space, preprocessor_pref=None, observation_filter="MeanStdFilter")
+    with pytest.raises(ConfigError, match=r"observation_filter.*preprocessor_pref: rllib"):
+        pipeline(IMAGE, preprocessor_pref=None, observation_filter="MeanStdFilter")
     with pytest.raises(ConfigError, match=r"observation_filter.*remove this key"):
         pipeline(gym.spaces.Dict(a=IMAGE), observation_filter="MeanStdFilter")
 

@@ -41,6 +41,9 @@ MANY = spaces.Dict(
     gear=spaces.Box(1, 4, (2,), np.int64),
 )
 MASKED = spaces.Dict(action_mask=spaces.Box(1, 1, (4,), np.int8), seen=spaces.Box(-1, 1, (3,)))
+CAMERA = spaces.Dict(
+    camera=spaces.Box(0, 255, (9, 9, 3), np.uint8), seen=BOX, turn=spaces.Tuple((BOX, BOX))
+)
 CASES = {
     "categories": (PPOConfig, BOX, spaces.Discrete(4, start=-1), {}),
     "bounded": (PPOConfig, BOX, spaces.Box(np.float32([-2, 0]), np.float32([2, 9])), {}),
@@ -56,6 +59,7 @@ CASES = {
         {"distribution": "autoregressive", "use_lstm": True, **MEMORY},
     ),
     "images": (PPOConfig, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Discrete(3), {}),
+    "camera": (PPOConfig, CAMERA, spaces.Discrete(3), {"conv": [[2, 4, 4]], "conv_head": 8}),
     "lstm": (PPOConfig, BOX, spaces.Box(-2.0, 2.0, (2,)), {"use_lstm": True, **MEMORY}),
     "gru": (PPOConfig, spaces.Discrete(5), spaces.Discrete(3), {"use_gru": True, **MEMORY}),
     "attention": (PPOConfig, BOX, spaces.MultiDiscrete([2, 3]), {**ATTENTION, **LOOKS_BACK}),
@@ -96,7 +100,7 @@ def checkpoint(config, path, learn=True):
 
 def restrained(case, form):
     """The quickest cases are fast; all are the other tier's."""
-    quick = form == "torchscript" and case in ("nested", "lstm", "squashed")
+    quick = form == "torchscript" and case in ("nested", "camera", "lstm", "squashed")
     return pytest.param(case, form, marks=() if quick else pytest.mark.learning)
 
 
