@@ -179,8 +179,7 @@ class ModelConfig(CodeSection):
     value_hidden: tuple[Count, ...] | None = None
     """Widths of the value function's own hidden layers, or of SAC's critics'; null is `hidden`."""
     privileged: tuple[str, ...] = ()
-    """Entries of a Dict observation that only the value function, or SAC's critics, see; the policy
-    acts without them (asymmetric actor-critic)."""
+    """Entries of a Dict observation that only the value function, or SAC's critics, see."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
     share_layers: bool | None = None
@@ -194,8 +193,7 @@ class ModelConfig(CodeSection):
     bfloat16 is faster on CPUs and GPUs that support it; weights and gradients stay in float32."""
     distribution: str | None = None
     """Distribution of actions: "beta", "squashed_gaussian", "autoregressive", "deterministic" (for
-    algorithms of your own), or the import path of a `Distribution`; null takes the action space's
-    default."""
+    your algorithms), or the import path of a `Distribution`; null: the action space's default."""
     log_std_init: Annotated[float, Field(ge=-20, le=20)] = 0.0
     """Logarithm of the standard deviation of continuous actions at the start."""
     free_log_std: bool = True

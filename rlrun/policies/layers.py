@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.action_sampling import ActionLayout
+from rlrun.policies.privileged import PolicyInput
 
 Layout = dict[str, tuple[int, tuple[int, ...]]]
 """Name of a parameter -> (offset into the flat vector, shape)."""
@@ -119,29 +120,26 @@ class Network:
 
 
 def actor_critic_network(
-    num_features: int,
-    num_inputs: int,
-    num_log_std: int,
-    model: ModelConfig,
-    *,
-    num_privileged: int = 0,
+    space: gym.Space[Any], num_inputs: int, num_log_std: int, model: ModelConfig
 ) -> Network:
     """Policy and value function: two networks after an encoder without layers, or two heads on one.
 
     As many of the hidden layers as are shared belong to the encoder, the others to each branch.
 
     Args:
+        space: of flat observations, without an action mask.
         num_inputs: of the action distribution.
         num_log_std: how many of them are parameters of their own (`free_log_std`).
-        num_privileged: features that only the value function sees.
     """
+    num_value_features = gym.spaces.flatdim(space)
+    num_features = gym.spaces.flatdim(PolicyInput(space, model.privileged).space)
     if model.share_layers:
         encoder = Layers((num_features, *model.hidden), model.activation)
         sizes = value_sizes = encoder.sizes[-1:]
     else:
         encoder = Layers((num_features,), model.activation)
         sizes = (num_features, *model.hidden)
-        value_sizes = (num_features + num_privileged, *value_hidden(model))
+        value_sizes = (num_value_features, *value_hidden(model))
     branches = actor_critic_branches(sizes, value_sizes, num_inputs - num_log_std, model)
     return Network({"encoder": encoder, **branches}, num_log_std)
 

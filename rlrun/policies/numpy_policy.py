@@ -37,7 +37,6 @@ from rlrun.policies.layers import (
     free_log_std,
 )
 from rlrun.policies.policy import Policy
-from rlrun.policies.privileged import PolicyInput
 
 
 class FlatArrays:
@@ -83,6 +82,7 @@ class NumpyMLP:
     def __init__(self, parameters: FlatArrays, *branches: str) -> None:
         self.parameters = parameters
         layers = [parameters.network.branches[branch] for branch in branches]
+        self._num_inputs = layers[0].sizes[0]
         self._names = [
             f"{branch}.{i}"
             for branch, part in zip(branches, layers, strict=True)
@@ -110,6 +110,7 @@ class NumpyMLP:
 
     def __call__(self, x: Array, noisy: bool) -> Array:
         """The output for rows ``[B, in]``, with noise in the weights if there is any."""
+        x = x[:, : self._num_inputs]  # what comes last is privileged
         layers = self._with_noise if noisy else self._means
         if not self._hidden or len(self._hidden[0]) != len(x):
             widths = [len(bias) for _, bias in layers[: len(self._activations)]]
@@ -159,7 +160,6 @@ class MLPPolicy(SamplingPolicy):
         if network is None:
             network = actor_network(observation_space, action_space, model)
         self._mask = action_mask_of(observation_space, action_space)
-        self._policy_input = PolicyInput(space_without_mask(observation_space), model.privileged)
         self.network = network
         self._weights = network.parameters.vector
         self.draws_for_fragments = network.parameters.network.noisy
@@ -193,9 +193,9 @@ class MLPPolicy(SamplingPolicy):
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore
         if self._mask is None:
-            inputs = self.network(self._policy_input(obs_batch), explore)
+            inputs = self.network(obs_batch, explore)
         else:
-            seen = self._policy_input(without_mask(nest(obs_batch)))
+            seen = without_mask(nest(obs_batch))
             inputs = self._mask.apply(self.network(seen, explore), obs_batch)
         if not explore:
             return self.sampler.mode(inputs), [], {col.ACTION_DIST_INPUTS: inputs}
@@ -217,16 +217,10 @@ def actor_network(
     observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
 ) -> NumpyMLP:
     """The policy's part of `actor_critic_network`."""
-    whole = space_without_mask(observation_space)
-    num_features = gym.spaces.flatdim(PolicyInput(whole, model.privileged).space)
+    seen = space_without_mask(observation_space)
     actions = action_layout(action_space)
-    network = actor_critic_network(
-        num_features,
-        actions.num_inputs,
-        free_log_std(actions, model),
-        model,
-        num_privileged=gym.spaces.flatdim(whole) - num_features,
-    )
+    num_log_std = free_log_std(actions, model)
+    network = actor_critic_network(seen, actions.num_inputs, num_log_std, model)
     return NumpyMLP(FlatArrays(network), "encoder", "pi")
 
 

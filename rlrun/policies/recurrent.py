@@ -111,7 +111,8 @@ class MemoryActorCritic(RLModule):
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.encoder, self._width = encoder_of(self._policy_input.space, model)
         self.vf_encoder, self._privileged_width = None, 0
-        if self._policy_input.is_partial:
+        self._is_partial = bool(model.privileged)
+        if self._is_partial:
             self.vf_encoder, self._privileged_width = encoder_of(observation_space, model)
 
     @abstractmethod
@@ -120,16 +121,16 @@ class MemoryActorCritic(RLModule):
 
     def encode(self, batch: TensorBatch) -> Tensor:
         """Observations as features [M, F]."""
-        seen = self._policy_input(batch[col.OBS])
+        obs: Any = batch[col.OBS]
+        seen = self._policy_input(obs) if self._is_partial else obs
         features: Tensor = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
         return features
 
-    def values(self, features: Tensor, batch: TensorBatch) -> Tensor:
-        """Values [M], given the memory's outputs [M, C]."""
-        if self.vf_encoder is not None:
-            obs = as_features(batch[col.OBS], self.vf_encoder, flatten=self._flatten)
-            features = torch.cat((features, self.vf_encoder(obs)), dim=-1)
-        return self.heads.values(features)
+    def encode_for_values(self, features: Tensor, batch: TensorBatch) -> Tensor:
+        """The memory's outputs [M, C] beside the second encoder's features, [M, C + F]."""
+        assert self.vf_encoder is not None
+        obs = as_features(batch[col.OBS], self.vf_encoder, flatten=self._flatten)
+        return torch.cat((features, self.vf_encoder(obs)), dim=-1)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """The policy head's outputs [M, P] for features [M, C]."""
@@ -138,9 +139,10 @@ class MemoryActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
         features, _ = self.remember(batch)
+        seen = self.encode_for_values(features, batch) if self._is_partial else features
         return {
             col.ACTION_DIST_INPUTS: self.dist_inputs(features),
-            col.VF_PREDS: self.values(features, batch),
+            col.VF_PREDS: self.heads.values(seen),
         }
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
@@ -151,7 +153,9 @@ class MemoryActorCritic(RLModule):
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [M]."""
-        return self.values(self.remember(batch)[0], batch)
+        features, _ = self.remember(batch)
+        seen = self.encode_for_values(features, batch) if self._is_partial else features
+        return self.heads.values(seen)
 
 
 class RecurrentActorCritic(MemoryActorCritic):
