@@ -127,9 +127,8 @@ class NumpyMLP:
         outputs += bias
         if self._log_std is None:
             return outputs
-        return np.concatenate(
-            [outputs, np.broadcast_to(self._log_std, (len(outputs), len(self._log_std)))], axis=1
-        )
+        free = np.broadcast_to(self._log_std, (len(outputs), len(self._log_std)))
+        return np.concatenate((outputs, free), axis=1)
 
 
 class MLPPolicy(SamplingPolicy):
@@ -157,12 +156,10 @@ class MLPPolicy(SamplingPolicy):
         if sampler is None:
             sampler = action_sampler(action_space)
         super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
-        if network is None:
-            network = actor_network(observation_space, action_space, model)
         self._mask = action_mask_of(observation_space, action_space)
-        self.network = network
-        self._weights = network.parameters.vector
-        self.draws_for_fragments = network.parameters.network.noisy
+        self.network = network or actor_network(observation_space, action_space, model)
+        self._weights = self.network.parameters.vector
+        self.draws_for_fragments = self.network.parameters.network.noisy
 
     @staticmethod
     def supports(observation_space: gym.Space[Any], model: ModelConfig) -> bool:
@@ -192,11 +189,10 @@ class MLPPolicy(SamplingPolicy):
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore
-        if self._mask is None:
-            inputs = self.network(obs_batch, explore)
-        else:
-            seen = without_mask(nest(obs_batch))
-            inputs = self._mask.apply(self.network(seen, explore), obs_batch)
+        seen = obs_batch if self._mask is None else without_mask(nest(obs_batch))
+        inputs = self.network(seen, explore)
+        if self._mask is not None:
+            inputs = self._mask.apply(inputs, obs_batch)
         if not explore:
             return self.sampler.mode(inputs), [], {col.ACTION_DIST_INPUTS: inputs}
         if noise is None:
