@@ -321,8 +321,7 @@ class ExplorationConfig(Section):
     theta: float = Field(default=0.15, gt=0, le=1)
     """OrnsteinUhlenbeckNoise: fraction of the noise that decays in each step."""
     sigma: NonNegative = 0.04
-    """OrnsteinUhlenbeckNoise: standard deviation of the noise that each step adds, in the units of
-    `stddev`."""
+    """OrnsteinUhlenbeckNoise: standard deviation of what each step adds, in units of `stddev`."""
     initial_stddev: NonNegative = 1.0
     """ParameterNoise: initial standard deviation of the noise in the weights. Each fragment adapts
     it by 1 %, until actions change as much as `epsilon`, or `stddev`, would change them."""
