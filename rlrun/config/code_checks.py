@@ -60,7 +60,7 @@ _BASES = {
     "exploration strategy": ("rlrun.policies.exploration_strategy.ExplorationStrategy",),
     "network": ("torch.nn.modules.module.Module",),
     "sink": (),
-    "wrapper": ("gymnasium.core.Wrapper",),
+    "wrapper": ("gymnasium.core.Wrapper", "rlrun.envs.central_state.CentralState"),
 }
 """Kind of code -> base classes; classes of rlrun are of this kind if they derive from one."""
 

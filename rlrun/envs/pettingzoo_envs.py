@@ -53,6 +53,11 @@ class _Adapter:
         self.observation_spaces = {a: env.observation_space(a) for a in self.possible_agents}
         self.action_spaces = {a: env.action_space(a) for a in self.possible_agents}
         self.metadata = env.metadata
+        self.state_space = getattr(env, "state_space", None)
+
+    def state(self) -> Any:
+        """The state of the whole environment, where it has a ``state_space``."""
+        return self._env.state()
 
     def render(self) -> Any:
         """The environment's frame."""
