@@ -74,6 +74,8 @@ class SubEnv:
     goes_on: bool = False
     """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
     start: EpisodeStart | None = None
+    suited: dict[tuple[Any, str], tuple[Any, ...]] = field(default_factory=dict)
+    """By agent and policy, the spaces of both when they were compared, which takes long."""
 
 
 def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
@@ -413,7 +415,11 @@ class MultiAgentVectorEnv:
             if agent_id not in env.possible_agents:
                 raise MappingError(f"agent {agent_id!r} is not one of the env's possible agents")
             spaces = env.observation_spaces[agent_id], env.action_spaces[agent_id]
-            require_spaces(agent_id, policy_id, spaces, slots.spaces)
+            compared = *spaces, *slots.spaces
+            # Tuples take objects for equal that are the same, and call no `__eq__` then.
+            if sub.suited.get((agent_id, policy_id)) != compared:
+                require_spaces(agent_id, policy_id, spaces, slots.spaces)
+                sub.suited[agent_id, policy_id] = compared
         except MappingError as error:
             raise self._error(sub, phase, str(error), sub.step - 1) from None
         agent = self.new_agent(sub, agent_id, policy_id)

@@ -126,6 +126,14 @@ def test_one_forward_pass_a_policy_and_step():
     assert max(calls.values()) <= 30 == reply.vector_steps
 
 
+def test_the_spaces_of_an_agent_are_compared_once(monkeypatch):
+    runner = cartpole({"main": MLP}, num_envs=2)
+    sample(runner, 0, 8)
+    module = "rlrun.envs.multi_agent_vector_env"
+    monkeypatch.setattr(f"{module}.require_spaces", lambda *_: pytest.fail("compared again"))
+    assert len(by_agent([sample(runner, 1, 200).batch])) > 4
+
+
 def test_another_number_of_sub_environments_gives_the_same_data():
     """What an agent does follows from the seed of its episode."""
     alone, beside = cartpole({"p": MLP}), cartpole({"p": MLP}, num_envs=3)
