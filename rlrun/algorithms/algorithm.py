@@ -421,7 +421,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def acting_policy(
         self,
-        policy_id: str = DEFAULT_POLICY_ID,
+        policy_id: str | None = None,
         *,
         num_envs: int = 1,
         explore: bool | None = False,
@@ -430,6 +430,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """The present policy with its connectors, for environments that the caller steps.
 
         Args:
+            policy_id: one of several policies; None: the only one.
             num_envs: environments that it acts in at once.
             explore: sample actions instead of taking the most likely ones; None: as env runners do.
             seed: of exploration; None: 0 for the first policy made so, 1 for the second, ...
@@ -437,7 +438,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return self.evaluator.acting_policy(policy_id, num_envs, explore=explore, seed=seed)
 
     def compute_single_action(
-        self, observation: Any, policy_id: str = DEFAULT_POLICY_ID, *, explore: bool | None = False
+        self, observation: Any, policy_id: str | None = None, *, explore: bool | None = False
     ) -> Any:
         """The action for one observation; with a memory, as for an episode's first."""
         return self.acting_policy(policy_id, explore=explore).compute_single_action(observation)

@@ -173,12 +173,15 @@ class Evaluator:
         return connectors
 
     def acting_policy(
-        self, policy_id: str, num_envs: int, *, explore: bool | None, seed: int | None
+        self, policy_id: str | None, num_envs: int, *, explore: bool | None, seed: int | None
     ) -> ActingPolicy:
         """See `Algorithm.acting_policy`."""
-        if policy_id not in self._policies:
-            known = ", ".join(self._policies)
-            raise KeyError(f"there is no policy {policy_id!r}; policies: {known}")
+        known = list(self._policies)
+        if policy_id is None and len(known) > 1:
+            raise KeyError(f"there are several policies, name one of {', '.join(known)}")
+        policy_id = known[0] if policy_id is None else policy_id
+        if policy_id not in known:
+            raise KeyError(f"there is no policy {policy_id!r}; policies: {', '.join(known)}")
         connectors = self.connectors(policy_id, num_envs)
         seed = next(self._seeds) if seed is None else seed
         return ActingPolicy(connectors, self._spec.settings, num_envs, explore=explore, seed=seed)

@@ -27,7 +27,6 @@ from rlrun.config.problems import InputError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import flat_numbers
-from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.envs.spaces_only import spaces_only
@@ -76,6 +75,10 @@ class Rollout:
                     "episode_len": e.length,
                     "seed": e.seed,
                     "custom_metrics": flat_numbers(e.custom_metrics),
+                    "agents": {
+                        name: {"policy": policy_id, "return": its_return}
+                        for name, policy_id, its_return in e.agents
+                    },
                 }
                 for e in self.episodes
             ],
@@ -206,7 +209,7 @@ def _evaluation_overrides(**changes: int | None) -> list[str]:
 
 def load_policy(
     run_or_checkpoint: Path | str,
-    policy_id: str = DEFAULT_POLICY_ID,
+    policy_id: str | None = None,
     *,
     num_envs: int = 1,
     explore: bool | None = False,
@@ -220,7 +223,7 @@ def load_policy(
         policy_id, num_envs, explore, seed: see `Algorithm.acting_policy`.
 
     Raises:
-        InputError, CheckpointError: there is no checkpoint. KeyError: no such policy.
+        InputError, CheckpointError: there is no checkpoint. KeyError: no such policy, or several.
     """
     with _LOADING:
         algorithm = restored_to_act(find_checkpoint(Path(run_or_checkpoint)), trust=trust)

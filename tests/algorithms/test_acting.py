@@ -256,8 +256,17 @@ def test_one_policy_of_several(built):
         for name, policy in chosen.items()
     }
     assert actions["agent_0"] != actions["agent_1"]
-    with pytest.raises(KeyError, match="there is no policy 'default_policy'; policies: agent_0, "):
+    with pytest.raises(KeyError, match="there is no policy 'agent_2'; policies: agent_0, agent_1"):
+        algorithm.compute_single_action(observation, "agent_2")
+    with pytest.raises(KeyError, match="several policies, name one of agent_0, agent_1"):
         algorithm.compute_single_action(observation)
+
+
+def test_the_only_policy_needs_no_name(built):
+    algorithm = built("PPO", SEVERAL_AGENTS, multi_agent={"policies": ["shared"]})
+    observation = algorithm.acting_policy("shared").observation_space.sample()
+    action = algorithm.compute_single_action(observation, "shared")
+    assert algorithm.compute_single_action(observation) == action
 
 
 def test_what_is_no_checkpoint_of_it_is_refused(tmp_path):

@@ -105,7 +105,11 @@ def test_returns_of_agents_are_shown_by_policy(rollout, tmp_path):
     assert of_all.startswith("return 0.00 ")
     assert by_policy.startswith("return of an agent, by policy: one ")
     _, out, _ = rollout(tmp_path / "run", "--episodes", 3, "--json")
-    means = json.loads(out)["policy_return_mean"]
+    found = json.loads(out)
+    means = found["policy_return_mean"]
+    of_one = [each["agents"]["player_0"] for each in found["per_episode"]]
+    assert {each["policy"] for each in of_one} == {"one"}
+    assert np.mean([each["return"] for each in of_one]) == means["one"]
     assert by_policy.endswith(f"one {means['one']:.2f}, two {means['two']:.2f}")
 
 
