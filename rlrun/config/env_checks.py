@@ -151,6 +151,9 @@ def _check_pettingzoo_id(env: EnvSpec) -> Iterator[Finding]:
     name = env.use.removeprefix("pettingzoo/")
     if name not in known:
         message = f"PettingZoo has no environment {name!r}{suggestion(name, known)}"
+        if name.startswith("mpe/"):
+            module = name.removeprefix("mpe/").replace("-", "_")
+            message = f"PettingZoo's MPE is the package mpe2 now: write mpe2.{module}:parallel_env"
         yield Finding(("env", "use"), message)
 
 

@@ -53,6 +53,12 @@ def test_an_unknown_id_is_named_with_what_is_near():
         config.experiment()
 
 
+def test_environments_that_are_another_package_now_are_named_by_it():
+    config = PPOConfig().environment("pettingzoo/mpe/simple-spread-v3").multi_agent(policies=["p"])
+    with pytest.raises(ConfigError, match=r"write mpe2\.simple_spread_v3:parallel_env"):
+        config.experiment()
+
+
 def test_ppo_trains_on_one(built):
     config = (
         PPOConfig()
