@@ -215,11 +215,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     @property
     def learner(self) -> Learner:
-        """The learner of the default policy, where that is the only one.
-
-        Raises:
-            ValueError: there are other policies; `learners` has their learners by policy id.
-        """
+        """The learner of the only policy; raises ValueError if policies have names (`learners`)."""
         if DEFAULT_POLICY_ID not in self.learners:
             raise ValueError(f"learners has a learner for each policy: {', '.join(self.learners)}")
         return self.learners[DEFAULT_POLICY_ID]
