@@ -78,7 +78,8 @@ class CentralState(MultiAgentEnv):
         else:
             for agent, observation in observations.items():
                 seen = without_mask(observation) if agent in self._masked else observation
-                self._latest[self._columns[agent]] = gym.spaces.flatten(self._seen[agent], seen)
+                flat: Any = gym.spaces.flatten(self._seen[agent], seen)
+                self._latest[self._columns[agent]] = flat
             state = self._latest.copy()
         return {agent: {**_entries(own), STATE: state} for agent, own in observations.items()}
 
