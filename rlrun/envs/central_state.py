@@ -36,7 +36,7 @@ class CentralState(MultiAgentEnv):
     def __init__(self, env: Any) -> None:
         self.env = env = adapted(env)
         self.possible_agents, self.action_spaces = env.possible_agents, env.action_spaces
-        self.metadata = env.metadata
+        self.metadata = getattr(env, "metadata", {})
         spaces = env.observation_spaces
         self._masked = {agent for agent, space in spaces.items() if has_action_mask(space)}
         self._seen = {agent: space_without_mask(spaces[agent]) for agent in self.possible_agents}
@@ -82,6 +82,11 @@ class CentralState(MultiAgentEnv):
                 self._latest[self._columns[agent]] = flat
             state = self._latest.copy()
         return {agent: {**_entries(own), STATE: state} for agent, own in observations.items()}
+
+    @property
+    def unwrapped(self) -> Any:
+        """The environment without wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
 
     @property
     def offers_state(self) -> bool:
