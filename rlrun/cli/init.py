@@ -18,11 +18,9 @@ def init(
 
     rlrun init ppo/hopper > my.yaml    a shipped file, with settings that were measured
     """
-    from rlrun.config.loader import load
     from rlrun.config.problems import ConfigError, InputError
     from rlrun.config.reference import starter
     from rlrun.config.registry import shipped_configs, suggestion
-    from rlrun.experiment.rollout import build_alone
 
     shipped, name = shipped_configs(), algorithm.replace("_", "/", 1)
     if "/" in algorithm or name in shipped:
@@ -38,10 +36,25 @@ def init(
         typer.echo(re.sub(r"(?m)^base: ", f"base: {file.parent}/", text), nl=False)
         return
     env = "CartPole-v1" if env is None else env
-    # Raises for a wrong name, with the nearest one, and if the algorithm cannot act in it.
-    loaded = load(None, [f"algorithm={algorithm}", f"env={env}"])
+    words, several = [f"algorithm={algorithm}", f"env={env}"], False
+    try:
+        _require_fit(words)
+    except ConfigError as error:
+        several = [problem.key for problem in error.problems] == ["multi_agent"]
+        if not several:
+            raise
+        _require_fit([*words, "multi_agent.policies=[shared]"])
+    typer.echo(starter(algorithm, env, several=several), nl=False)
+
+
+def _require_fit(words: list[str]) -> None:
+    """Raise for a wrong name, with the nearest one, and if the algorithm cannot act in the env."""
+    from rlrun.config.loader import load
+    from rlrun.config.problems import ConfigError
+    from rlrun.experiment.rollout import build_alone
+
+    loaded = load(None, words)
     try:
         build_alone(loaded.experiment).stop()
     except ConfigError as error:
         raise loaded.placed(error) from error
-    typer.echo(starter(algorithm, env), nl=False)

@@ -53,6 +53,7 @@ _STARTER_VALUES = {
     ("env_runners", "num_envs_per_env_runner"): 8,
     ("evaluation", "interval"): 10,
     ("checkpoint", "every"): 10,
+    ("multi_agent", "policies"): ["shared"],
 }
 
 
@@ -107,8 +108,13 @@ def _default(field: FieldInfo) -> str:
     return f"`{flow(to_plain(value))}`"
 
 
-def starter(algorithm: str, env: str) -> str:
-    """An experiment file with every key and its meaning; rarely changed keys are commented out."""
+def starter(algorithm: str, env: str, *, several: bool = False) -> str:
+    """An experiment file with every key and its meaning; rarely changed keys are commented out.
+
+    Args:
+        several: the environment has several agents, which share one policy.
+    """
+    switched_on = _SWITCHED_ON | ({"multi_agent": ("policies",)} if several else {})
     lines = [
         f"# {algorithm} on {env}. Train it:   rlrun train THIS_FILE",
         "# Keys after a # show their defaults. All keys: docs/config.md",
@@ -122,7 +128,7 @@ def starter(algorithm: str, env: str) -> str:
             continue
         lines += ["", f"{name}:  # {_first_line(schema)}"]
         fields = {key: field for key, field in schema.model_fields.items() if key != "kwargs"}
-        on = fields if name == "training" else _SWITCHED_ON.get(name, ())
+        on = fields if name == "training" else switched_on.get(name, ())
         lines += [
             _starter_line((name, key), field, key in on)
             for key, field in sorted(fields.items(), key=lambda item: item[0] not in on)
@@ -131,8 +137,9 @@ def starter(algorithm: str, env: str) -> str:
 
 
 def _starter_line(path: tuple[str, str], field: FieldInfo, on: bool) -> str:
-    value = field.get_default(call_default_factory=True)
-    value = _STARTER_VALUES.get(path, to_plain(value))
+    value = to_plain(field.get_default(call_default_factory=True))
+    if on:
+        value = _STARTER_VALUES.get(path, value)
     entry = f"{'' if on else '# '}{path[1]}: {flow(value)}"
     return f"  {entry:45} # {' '.join((field.description or '').split())}"
 

@@ -335,6 +335,14 @@ def test_init_is_a_valid_file(rlrun):
     assert rlrun("check", "mine.yaml")[::2] == (0, "")
 
 
+def test_init_for_several_agents_lets_them_share_a_policy(rlrun):
+    code, out, err = rlrun("init", "DQN", "TakeTurns")
+    assert (code, err) == (0, "")
+    Path("mine.yaml").write_text(out)
+    assert list(load_experiment("mine.yaml").multi_agent.policies) == ["shared"]
+    assert rlrun("check", "mine.yaml")[::2] == (0, "")
+
+
 def test_an_unknown_command_gets_the_nearest_one(refused):
     refused(["trian", "a.yaml"], "there is no command 'trian' - did you mean train?")
 
