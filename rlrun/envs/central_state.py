@@ -1,6 +1,6 @@
 """CentralState: what all agents observe, beside each agent's own observation.
 
-It is meant for value functions that see more than policies do, see `policies.central_critic`.
+It is meant for value functions that see more than policies do (`model.privileged`).
 """
 
 from __future__ import annotations

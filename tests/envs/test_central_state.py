@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
-from rlrun import MultiAgentEnv, make_multi_agent
+from rlrun import MultiAgentEnv, PPOConfig, make_multi_agent
 from rlrun.envs.central_state import CentralState
 from rlrun.envs.env_state import give_state, offers_state, take_state
 from tests.stateful_envs import Walk
@@ -96,3 +97,21 @@ def test_it_offers_the_state_that_its_environment_offers():
     give_state(other, take_state(env))
     for _ in range(3):
         np.testing.assert_equal(env.step({"agent_1": 0})[0], other.step({"agent_1": 0})[0])
+
+
+def test_with_it_values_depend_on_what_the_others_observe_and_actions_do_not(built):
+    algorithm = built(
+        PPOConfig()
+        .environment("MultiAgentCartPole", num_agents=2)
+        .env_runners(env_wrappers=["rlrun.envs.central_state:CentralState"])
+        .model(hidden=[8], privileged=["state"])
+        .training(train_batch_size=32, minibatch_size=32, num_epochs=1)
+        .multi_agent(policies=["shared"])
+    )
+    algorithm.train()
+    module = algorithm.learners["shared"].module
+    rows = torch.zeros(2, 12)  # the agent's own 4 numbers, then those of both
+    rows[1, 8:] = 1.0
+    outputs = module.forward_train({"obs": rows})
+    assert torch.equal(*outputs["action_dist_inputs"])
+    assert not torch.equal(*outputs["vf_preds"])
