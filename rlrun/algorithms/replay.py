@@ -32,11 +32,7 @@ from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.memory_checks import check_fits
 from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
-from rlrun.config.schema import (
-    EnvRunnersConfig,
-    ExperimentConfig,
-    ExplorationConfig,
-)
+from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, ExplorationConfig
 from rlrun.data import columns as col
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
@@ -434,6 +430,7 @@ def exploration_at(
     random = env_steps < settings.random_steps
     if kind == "EpsilonGreedy":
         return {"epsilon": 1.0 if random else value_at(settings.epsilon, env_steps)}
-    used = [name for name in SCHEDULES if name in exploration_keys(kind)]
-    present = {name: value_at(getattr(settings, name), env_steps) for name in used}
+    schedules = settings.epsilon, settings.temperature, settings.scale
+    used, named = exploration_keys(kind), zip(SCHEDULES, schedules, strict=True)
+    present = {name: value_at(schedule, env_steps) for name, schedule in named if name in used}
     return {**present, "random": float(random)} if settings.random_steps else present
