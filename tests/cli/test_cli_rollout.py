@@ -132,7 +132,7 @@ def test_settings_of_the_run_can_be_overridden(run, rollout):
     code, _, err = rollout(run, "env.max_episode_step=5")
     assert code == 2
     assert "did you mean max_episode_steps?" in err
-    assert "does not fit" in rollout(run, "env=Acrobot-v1")[2]
+    assert "but in the checkpoint Box(" in rollout(run, "env=Acrobot-v1")[2]
     assert "expected KEY=VALUE" in rollout(run, "videos")[2]
 
 
