@@ -37,6 +37,7 @@ from rlrun.policies.layers import (
     free_log_std,
 )
 from rlrun.policies.policy import Policy
+from rlrun.policies.privileged import PrivilegedBox
 
 
 class FlatArrays:
@@ -82,7 +83,6 @@ class NumpyMLP:
     def __init__(self, parameters: FlatArrays, *branches: str) -> None:
         self.parameters = parameters
         layers = [parameters.network.branches[branch] for branch in branches]
-        self._num_inputs = layers[0].sizes[0]
         self._names = [
             f"{branch}.{i}"
             for branch, part in zip(branches, layers, strict=True)
@@ -110,7 +110,6 @@ class NumpyMLP:
 
     def __call__(self, x: Array, noisy: bool) -> Array:
         """The output for rows ``[B, in]``, with noise in the weights if there is any."""
-        x = x[:, : self._num_inputs]  # what comes last is privileged
         layers = self._with_noise if noisy else self._means
         if not self._hidden or len(self._hidden[0]) != len(x):
             widths = [len(bias) for _, bias in layers[: len(self._activations)]]
@@ -157,6 +156,8 @@ class MLPPolicy(SamplingPolicy):
             sampler = action_sampler(action_space)
         super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         self._mask = action_mask_of(observation_space, action_space)
+        space = space_without_mask(observation_space)
+        self._num_seen = space.num_seen if isinstance(space, PrivilegedBox) else None
         self.network = network or actor_network(observation_space, action_space, model)
         self._weights = self.network.parameters.vector
         self.draws_for_fragments = self.network.parameters.network.noisy
@@ -190,7 +191,7 @@ class MLPPolicy(SamplingPolicy):
     ) -> tuple[Array, list[Array], dict[str, Array]]:
         explore = self.explores if explore is None else explore
         seen = obs_batch if self._mask is None else without_mask(nest(obs_batch))
-        inputs = self.network(seen, explore)
+        inputs = self.network(seen[:, : self._num_seen], explore)
         if self._mask is not None:
             inputs = self._mask.apply(inputs, obs_batch)
         if not explore:
