@@ -39,7 +39,6 @@ from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBa
 from rlrun.learning.learner import reduced
 from rlrun.learning.loaded_batch import Rows
 from rlrun.learning.losses import Statistics
-from rlrun.policies.exploration_strategy import SCHEDULES
 from rlrun.policies.flat_parameters import as_array
 from rlrun.replay.multi_agent_replay_buffer import MultiAgentReplayBuffer
 from rlrun.replay.prioritized_replay_buffer import PrioritizedReplayBuffer
@@ -430,7 +429,11 @@ def exploration_at(
     random = env_steps < settings.random_steps
     if kind == "EpsilonGreedy":
         return {"epsilon": 1.0 if random else value_at(settings.epsilon, env_steps)}
-    schedules = settings.epsilon, settings.temperature, settings.scale
-    used, named = exploration_keys(kind), zip(SCHEDULES, schedules, strict=True)
-    present = {name: value_at(schedule, env_steps) for name, schedule in named if name in used}
+    schedules = {
+        "epsilon": settings.epsilon,
+        "temperature": settings.temperature,
+        "scale": settings.scale,
+    }
+    used = schedules.keys() & exploration_keys(kind)
+    present = {name: value_at(schedules[name], env_steps) for name in sorted(used)}
     return {**present, "random": float(random)} if settings.random_steps else present

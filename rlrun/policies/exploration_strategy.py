@@ -39,8 +39,8 @@ class ExplorationStrategy(ABC):
     schedules: ClassVar[tuple[str, ...]] = ()
     """Which of `epsilon`, `temperature` and `scale` in section `exploration` it uses."""
     memory: Mapping[str, gym.Space[Any]] = {}
-    """What it remembers of each environment from step to step: name -> space of the value. Names
-    are those of columns in batches; values are zeros when an episode begins."""
+    """What it remembers of each environment from step to step: name -> space of the value. All
+    values are zero at the start of an episode. Batches get a column of each name."""
 
     def __init__(self, action_space: gym.Space[Any]) -> None:
         self.action_space = action_space

@@ -111,8 +111,7 @@ class MemoryActorCritic(RLModule):
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.encoder, self._width = encoder_of(self._policy_input.space, model)
         self.vf_encoder, self._privileged_width = None, 0
-        self._is_partial = bool(model.privileged)
-        if self._is_partial:
+        if self._policy_input.is_partial:
             self.vf_encoder, self._privileged_width = encoder_of(observation_space, model)
 
     @abstractmethod
@@ -122,7 +121,7 @@ class MemoryActorCritic(RLModule):
     def encode(self, batch: TensorBatch) -> Tensor:
         """Observations as features [M, F]."""
         obs: Any = batch[col.OBS]
-        seen = self._policy_input(obs) if self._is_partial else obs
+        seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         features: Tensor = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
         return features
 
@@ -139,7 +138,7 @@ class MemoryActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
         features, _ = self.remember(batch)
-        seen = self.encode_for_values(features, batch) if self._is_partial else features
+        seen = features if self.vf_encoder is None else self.encode_for_values(features, batch)
         return {
             col.ACTION_DIST_INPUTS: self.dist_inputs(features),
             col.VF_PREDS: self.heads.values(seen),
@@ -154,7 +153,7 @@ class MemoryActorCritic(RLModule):
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [M]."""
         features, _ = self.remember(batch)
-        seen = self.encode_for_values(features, batch) if self._is_partial else features
+        seen = features if self.vf_encoder is None else self.encode_for_values(features, batch)
         return self.heads.values(seen)
 
 

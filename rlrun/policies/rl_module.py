@@ -186,13 +186,12 @@ class ActorCritic(RLModule):
         shared = not self._flatten if model.share_layers is None else model.share_layers
         shared = shared and not model.privileged
         self._policy_input = PolicyInput(observation_space, model.privileged)
-        self._is_partial = bool(model.privileged)
         self.vf_encoder = None
         if self._flatten:
             network = actor_critic_network(observation_space, num_inputs, num_log_std, model)
             branches = dict(network.branches)
             self.encoder: Any = MLP(branches.pop("encoder"))
-            if self._is_partial:
+            if self._policy_input.is_partial:
                 num_features = gym.spaces.flatdim(observation_space)
                 self.vf_encoder = MLP(Layers((num_features,), model.activation))
         else:
@@ -224,7 +223,7 @@ class ActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
         obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
-        features = self.encoder(self._policy_input(obs) if self._is_partial else obs)
+        features = self.encoder(self._policy_input(obs) if self._policy_input.is_partial else obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
             col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features)),
@@ -238,7 +237,7 @@ class ActorCritic(RLModule):
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] alone."""
         obs: Any = batch[col.OBS]
-        seen = self._policy_input(obs) if self._is_partial else obs
+        seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         features = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
         return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
 
@@ -256,7 +255,7 @@ class ActorCritic(RLModule):
             gradients of both, which overwrites the gradients of all parameters.
         """
         obs = flat_features(batch[col.OBS])
-        seen = self._policy_input(obs) if self._is_partial else obs
+        seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         outputs, policy_backward = self.pi.vjp(seen)
         values, value_backward = self.vf.vjp(obs)
         log_std: Any = self.log_std

@@ -46,7 +46,6 @@ class SACPolicyNetwork(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self._is_partial = bool(model.privileged)
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.encoder, width = _encoder_before(self._policy_input.space, model)
         network = sac_network(width, self.distribution.num_inputs, model)
@@ -61,14 +60,16 @@ class SACPolicyNetwork(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
         obs: Any = batch[col.OBS]
-        seen = self._policy_input(obs) if self._is_partial else obs
+        seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         obs = as_features(seen, self.encoder, flatten=self._flatten)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
         """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""
         obs = batch[col.OBS]
-        return self.pi.vjp(flat_features(self._policy_input(obs) if self._is_partial else obs))
+        return self.pi.vjp(
+            flat_features(self._policy_input(obs) if self._policy_input.is_partial else obs)
+        )
 
 
 class TwinQNetwork(RLModule):

@@ -295,7 +295,7 @@ EXPLORATIONS = {
 
 @functools.cache
 def rows_of_its_own_exploration(name, env, runners):
-    """The first two of the tiny experiment as it is."""
+    """Results of the first two iterations with the default exploration."""
     algorithm = build(name, env, runners=runners, **FILTERED)
     rows = train(algorithm, 2)
     algorithm.stop()
@@ -388,7 +388,7 @@ def test_an_iteration_samples_exactly_the_train_batch(built, name, num_envs):
 
 
 def assert_exact_batches(rows):
-    """Of the first iterations."""
+    """Check the results of the first iterations."""
     for iteration, row in enumerate(rows, start=1):
         assert row["env_steps_this_iter"] == BATCH
         assert row["env_steps"] == iteration * BATCH
