@@ -21,7 +21,8 @@ from typing_extensions import TypeVar
 from rlrun.actors.asynchronous import RoundAhead
 from rlrun.algorithms.callbacks import call_back, make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
-from rlrun.algorithms.policies import Part, Policies, Stateful, as_stateful
+from rlrun.algorithms.parts import Part, Stateful, as_stateful
+from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray

@@ -34,7 +34,7 @@ from rlrun.algorithms.asynchronous import (
     average,
 )
 from rlrun.algorithms.on_policy import LearnerStats, PolicyUpdate
-from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.ppo import AdaptiveKL, ppo_gradient, ppo_loss
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.targets import TargetNetwork

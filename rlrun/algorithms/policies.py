@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from rlrun.algorithms.central_connectors import CentralConnectors
+from rlrun.algorithms.learner_connectors import LearnerConnectors, require_valid
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.runners import require_form
 from rlrun.config.policies import PolicySettings, policy_settings
@@ -35,7 +34,6 @@ from rlrun.learning.losses import require_numbers
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
-from rlrun.sampling.runner_connectors import RunnerConnectors, reward_pipeline
 from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 
 State = dict[str, Any]
@@ -83,7 +81,7 @@ class Policies(Mapping[str, PolicySettings]):
         )
         self.before_learning: Callable[[str, SampleBatch], None] | None = None
         self._seed = config.seed or 0
-        self._learner_connectors: dict[str, list[LearnerConnector]] = {}
+        self._learner_connectors: dict[str, LearnerConnectors] = {}
         self._rows: dict[str, Any] = {}  # of the result, for policies without a gradient step here
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
@@ -158,21 +156,17 @@ class Policies(Mapping[str, PolicySettings]):
         Raises:
             ValueError: a connector or callback has left columns of different lengths.
         """
-        specs = self.settings[policy_id].training.learner_connectors
-        for spec, connector in zip(specs, self._connectors_of(policy_id), strict=True):
-            batch = connector(batch)
-            _require_valid(batch, f"learner connector {spec.use}")
+        batch = self._learner_connectors_of(policy_id)(batch)
         if self.before_learning is not None:
             self.before_learning(policy_id, batch)
-            _require_valid(batch, "on_learn_on_batch")
+            require_valid(batch, "on_learn_on_batch")
         batch.discard(col.WEIGHTS_CHECKSUM)  # observations may have been changed
         return batch if len(batch) else None
 
-    def _connectors_of(self, policy_id: str) -> list[LearnerConnector]:
+    def _learner_connectors_of(self, policy_id: str) -> LearnerConnectors:
         if policy_id not in self._learner_connectors:
             specs = self.settings[policy_id].training.learner_connectors
-            made = [import_object(spec.use)(**spec.arguments()) for spec in specs]
-            self._learner_connectors[policy_id] = made
+            self._learner_connectors[policy_id] = LearnerConnectors(specs)
         return self._learner_connectors[policy_id]
 
     def train_batches(
@@ -398,11 +392,9 @@ class Policies(Mapping[str, PolicySettings]):
             "learners": {name: learner.get_state() for name, learner in self.learners.items()},
             "scratch": {name: policy.get_state() for name, policy in self.custom.items()},
             "learner_connectors": {
-                name: [
-                    made.get_state() if isinstance(made, Stateful) else None for made in connectors
-                ]
-                for name in self.settings
-                if (connectors := self._connectors_of(name))
+                name: self._learner_connectors_of(name).get_state()
+                for name, settings in self.settings.items()
+                if settings.training.learner_connectors
             },
             "columns_left_out": self.reads.get_state(),
         }
@@ -416,172 +408,7 @@ class Policies(Mapping[str, PolicySettings]):
         for policy_id, policy_state in state["scratch"].items():
             self.custom[policy_id].set_state(policy_state)
         for policy_id, states in state.get("learner_connectors", {}).items():
-            for made, kept in zip(self._connectors_of(policy_id), states, strict=True):
-                if isinstance(made, Stateful):
-                    made.set_state(kept)
+            self._learner_connectors_of(policy_id).set_state(states)
         self.reads.set_state(state["columns_left_out"])
         self.acting_weights = self.present_weights()
         self.weights_version = int(state["weights_version"])
-
-
-def _require_valid(batch: SampleBatch, changed_by: str) -> None:
-    try:
-        batch.check_valid()
-    except ValueError as error:
-        raise ValueError(f"{changed_by}: {error}") from None
-
-
-class CentralConnectors:
-    """The training process's connectors, by policy; they merge what the runners' have learned.
-
-    Args:
-        policies: settings of each policy.
-        spaces: the environment's, by policy.
-
-    Attributes:
-        clip_rewards: as `connectors.clip_rewards`; never None.
-        merges: whether statistics of the runners are merged.
-        sends: whether the merged statistics go to runners with each request.
-    """
-
-    def __init__(
-        self,
-        spec: RunnerSpec,
-        policies: Mapping[str, PolicySettings],
-        spaces: Mapping[str, Spaces],
-    ) -> None:
-        self._spec, self._policies, self._spaces = spec, policies, spaces
-        self.clip_rewards = reward_pipeline(spec).clip
-        self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
-        stateful = any(connectors.stateful for connectors in self._by_policy.values())
-        self.merges = stateful and spec.settings.use_worker_filter_stats
-        self.sends = stateful and spec.settings.update_worker_filter_stats
-
-    def _made(self, policy_id: str) -> RunnerConnectors:
-        spaces, settings = self._spaces[policy_id], self._policies[policy_id]
-        return RunnerConnectors(self._spec, *spaces, policy=settings)
-
-    def module_spaces(self, policy_id: str) -> Spaces:
-        """The observation and action space of the policy itself."""
-        connectors = self._by_policy[policy_id]
-        return connectors.observations.output_space, connectors.action_space
-
-    def add(self, policy_id: str, like: str) -> None:
-        """Make a policy's connectors, with the statistics of another policy's."""
-        self._by_policy[policy_id] = self._made(policy_id)
-        self._by_policy[policy_id].set_state(self._by_policy[like].get_state())
-
-    def remove(self, policy_id: str) -> None:
-        """Remove a policy's connectors."""
-        del self._by_policy[policy_id]
-
-    def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
-        """Merge what runners have learned since their last replies."""
-        for policy_id, connectors in self._by_policy.items():
-            connectors.apply_deltas([delta[policy_id] for delta in deltas if policy_id in delta])
-
-    def get_state(self) -> State:
-        """The merged statistics."""
-        return {policy_id: made.get_state() for policy_id, made in self._by_policy.items()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`."""
-        for policy_id, connectors in self._by_policy.items():
-            connectors.set_state(state[policy_id])
-
-
-class LearnerConnector(Protocol):
-    """An object that `training.learner_connectors` names."""
-
-    def __call__(self, batch: SampleBatch) -> SampleBatch:
-        """The train batch to learn from."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object whose state can be saved in checkpoints."""
-
-    def get_state(self) -> State:
-        """Plain numbers, text, arrays, and dicts and lists of them."""
-
-    def set_state(self, state: State) -> None:
-        """Restore a state from `get_state`."""
-
-
-Part = Stateful | nn.Module | Optimizer
-"""A part of an algorithm that is saved in checkpoints. A method ``forget(policy_id)``, if it has
-one, drops what belongs to a removed policy."""
-
-
-def as_stateful(name: str, part: Part) -> Stateful:
-    """The part itself, or an adapter of a torch module or optimizer.
-
-    Raises:
-        TypeError: it has no state.
-    """
-    if not isinstance(part, Part):
-        raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
-    return part if isinstance(part, Stateful) else _StateDict(part)
-
-
-class _StateDict:
-    """A torch module or optimizer as a `Stateful`, by its ``state_dict``."""
-
-    def __init__(self, owner: nn.Module | Optimizer) -> None:
-        self._owner: Any = owner
-
-    def get_state(self) -> State:
-        """The ``state_dict``, with arrays in place of tensors."""
-        state: State = _mapped(self._owner.state_dict(), Tensor, lambda x: x.cpu().numpy().copy())
-        return state
-
-    def set_state(self, state: State) -> None:
-        """Restore a state from `get_state`."""
-        self._owner.load_state_dict(_mapped(state, np.ndarray, torch.tensor))
-
-
-def _mapped(nest: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Nested dicts, lists and tuples with ``change`` applied to all leaves of a type."""
-    if isinstance(nest, Mapping):
-        return {key: _mapped(value, kind, change) for key, value in nest.items()}
-    if isinstance(nest, list | tuple):
-        return type(nest)(_mapped(value, kind, change) for value in nest)
-    return change(nest) if isinstance(nest, kind) else nest
-
-
-Kept = TypeVar("Kept", bound=Stateful)
-
-
-class ByPolicy(dict[str, Kept]):
-    """Policy id -> what an algorithm has besides the learner: a target network, a coefficient.
-
-    Values are made when they are first asked for, since policies come and go.
-
-    Args:
-        make: makes a policy's value, given its id.
-        policies: policies for which values are made at once.
-    """
-
-    def __init__(self, make: Callable[[str], Kept], policies: Iterable[str] = ()) -> None:
-        self._make = make
-        for policy_id in policies:
-            self[policy_id]
-
-    def __missing__(self, policy_id: str) -> Kept:
-        self[policy_id] = made = self._make(policy_id)
-        return made
-
-    def forget(self, policy_id: str) -> None:
-        """Drop a policy's value; a later policy of the same id gets a new one."""
-        self.pop(policy_id, None)
-
-    def get_state(self) -> State:
-        """The states of all values, by policy."""
-        return {policy_id: kept.get_state() for policy_id, kept in self.items()}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`; drop what it does not have."""
-        for policy_id in self.keys() - state.keys():
-            self.forget(policy_id)
-        for policy_id, of_policy in state.items():
-            self[policy_id].set_state(of_policy)

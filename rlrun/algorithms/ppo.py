@@ -22,7 +22,7 @@ from rlrun.algorithms.on_policy import (
     PolicyUpdate,
     synchronous_step,
 )
-from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import addressed_settings

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.replay_settings import (
     EQUAL_NOISE,
     ReplayTraining,

@@ -12,7 +12,7 @@ from pages import blocks, execute, page
 
 import rlrun
 from rlrun.algorithms import asynchronous
-from rlrun.algorithms.policies import ByPolicy
+from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.result import PhaseTimers
 from rlrun.cli.main import app
 from rlrun.config.registry import algorithm_class
