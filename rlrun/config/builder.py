@@ -230,8 +230,9 @@ class AlgorithmConfig(OldNames):
         elif key == "stop":
             self.stop(value)
         else:
+            new = retired.table("successors")
             translated = {
-                retired.SUCCESSORS.get(name, f"model.{name}").removeprefix("model."): item
+                new.get(name, f"model.{name}").removeprefix("model."): item
                 for name, item in value.items()
             }
             own = translated.pop("custom_model_config", None)

@@ -171,8 +171,8 @@ class _Translator(RLlibSettings):
             self.set("checkpoint.every", None, node, key)
         elif reason is not None:
             self.ignore(node, key, reason)
-        elif retired.SUCCESSORS.get(key, "").startswith("checkpoint."):
-            self.set(retired.SUCCESSORS[key], node.value, node, key)
+        elif (successor := retired.table("successors").get(key, "")).startswith("checkpoint."):
+            self.set(successor, node.value, node, key)
         else:
             names = (*_OF_THE_FORM, "num_samples", "checkpoint_freq", "checkpoint_at_end")
             self.refuse(node, key, no_such("key beside config", key, names))
@@ -247,7 +247,8 @@ class _Translator(RLlibSettings):
         if advice is not None:
             return f"not translated; {advice.removeprefix('retired; ')}"
         names = [field for schema in known.values() for field in schema.model_fields]
-        return f"unknown key{suggestion(key, [*names, *retired.SUCCESSORS, *retired.NO_EFFECT])}"
+        names += [*retired.table("successors"), *retired.table("no_effect")]
+        return f"unknown key{suggestion(key, names)}"
 
     # Environment and agents
 
@@ -378,7 +379,7 @@ def _address(name: str, known: dict[str, Any]) -> str | None:
     elif name in tables.ADDRESSES:
         address = tables.ADDRESSES[name]
     elif mapping == "model":
-        own = retired.SUCCESSORS.get(key, f"model.{key}")
+        own = retired.table("successors").get(key, f"model.{key}")
         is_own = own.removeprefix("model.") in known["model"].model_fields
         address = own if is_own else None
     elif mapping == "evaluation_config":

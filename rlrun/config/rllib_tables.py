@@ -258,7 +258,7 @@ ADDRESSES: dict[str, str] = {
 }
 """Key of RLlib's `config`, or ALGORITHM.KEY -> its name in `DEFAULTS`. If the meaning differs too,
 the rules of the algorithm (rllib_rules.py) convert the value. Other keys are found by
-retired.SUCCESSORS, or by their own name."""
+retired.yaml, or by their own name."""
 
 SPELLINGS: dict[str, str] = {
     "q_model_config": "Q_model",

@@ -1,6 +1,7 @@
 """docs/config.md is up to date; fields are documented; successors of retired names exist."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,6 +10,7 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.reference import reference, starter
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import sections
+from rlrun.config.yaml_tree import parse_yaml
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 SECTIONS = [
@@ -36,10 +38,17 @@ def test_successors_of_retired_names_exist():
         for _, name, schema in SECTIONS
         for field in schema.model_fields
     }
-    for old, successor in retired.SUCCESSORS.items():
+    for old, successor in retired.table("successors").items():
         assert successor in addresses, old
     names = {address.rpartition(".")[2] for address in addresses}
-    assert not names & (retired.SUCCESSORS.keys() | retired.RULES.keys())
+    assert not names & {*retired.table("successors"), *retired.table("rules")}
+
+
+@pytest.mark.parametrize("kind", get_args(retired.Kind))
+def test_each_retired_name_is_in_a_table_once(kind):
+    text = Path(retired.__file__).with_suffix(".yaml").read_text()
+    names = " ".join(parse_yaml(text, "retired.yaml").plain()[kind]).split()
+    assert sorted(names) == sorted(retired.table(kind))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -12,12 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loading import errors
 
-from rlrun.config import rllib_tables
+from rlrun.config import retired, rllib_tables
 from rlrun.config.dump import to_plain
 from rlrun.config.loader import load
 from rlrun.config.problems import ConfigError, Origin
 from rlrun.config.registry import algorithm_class
-from rlrun.config.retired import NO_EFFECT
 from rlrun.config.rllib_file import translate
 from rlrun.config.schema import sections
 from rlrun.config.yaml_tree import from_plain
@@ -370,7 +369,7 @@ def test_addresses_of_keys_exist():
 def test_names_without_effect_are_settings_of_no_section():
     for algorithm in {known.name for known in rllib_tables.ALGORITHMS.values()}:
         for schema in sections(algorithm_class(algorithm).Training).values():
-            assert not NO_EFFECT.keys() & schema.model_fields.keys()
+            assert not retired.table("no_effect").keys() & schema.model_fields.keys()
 
 
 def _places(value, path=()):

@@ -36,7 +36,7 @@ def test_the_example_is_translated(tmp_path):
 def test_keys_go_where_the_page_says(row):
     (address,) = keys(row[1])
     for key in keys(row[0]):
-        assert rllib_tables.ADDRESSES.get(key, retired.SUCCESSORS.get(key)) == address
+        assert rllib_tables.ADDRESSES.get(key, retired.table("successors").get(key)) == address
 
 
 def test_keys_without_effect_are_those():

@@ -11,9 +11,10 @@ from rlrun.config.checks import RESULT_KEYS
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import ALGORITHMS, algorithm_class
-from rlrun.config.retired import NO_EFFECT, OTHER_LIBRARIES, RULES, SUCCESSORS
+from rlrun.config.retired import table
 from rlrun.config.schema import sections
 
+OTHER_LIBRARIES = table("other_libraries")
 PAGE = page("migrating-from-sb3.md")
 TABLE = PAGE.partition("## Keys\n")[2].partition("\n## ")[0]
 ADDRESSES = {f"stop.{key}" for key in RESULT_KEYS} | {
@@ -63,4 +64,5 @@ def test_a_name_of_another_library_is_answered_with_an_address_that_exists(name,
 
 
 def test_each_name_has_one_answer():
-    assert not OTHER_LIBRARIES.keys() & (SUCCESSORS.keys() | NO_EFFECT.keys() | RULES.keys())
+    others = {*table("successors"), *table("no_effect"), *table("rules")}
+    assert not OTHER_LIBRARIES.keys() & others
