@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from rlrun.config.yaml_tree import by_name, read_table
 
 Kind = Literal["successors", "no_effect", "rules", "other_libraries"]
 
@@ -67,13 +67,8 @@ VALUES: dict[tuple[str, str], str] = {
 
 @cache
 def _tables() -> dict[str, dict[str, str]]:
-    # In C: yaml_tree, which notes the place of each key, takes 20 times as long.
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = Path(__file__).with_name("retired.yaml").read_text(encoding="utf-8")
-    return {
-        kind: {name: text for names, text in table.items() for name in names.split()}
-        for kind, table in yaml.load(text, loader).items()
-    }
+    found = read_table(Path(__file__).with_name("retired.yaml"))
+    return {kind: by_name(table) for kind, table in found.items()}
 
 
 def table(kind: Kind) -> Mapping[str, str]:

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlrun.config import rllib_tables as tables
 from rlrun.config.problems import Origin
 from rlrun.config.registry import no_such
+from rlrun.config.rllib_tables import tables
 from rlrun.config.schema import MEMORY_SWITCHES
 from rlrun.config.translation import OldSettings
 from rlrun.config.yaml_tree import Node, from_plain
@@ -22,18 +22,19 @@ RLLIB_DEFAULT = Origin(DEFAULT)
 
 
 class RLlibSettings(OldSettings):
-    """The settings of one experiment of RLlib, under the names of `rllib_tables.DEFAULTS`.
+    """The settings of one experiment of RLlib, under the names of `rllib_tables.yaml`.
 
     Args:
         name: name of the experiment.
 
     Attributes:
-        algorithm: algorithm of RLlib.
+        run: algorithm of RLlib.
+        algorithm: the algorithm of rlrun.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name, LIBRARY, RLLIB_DEFAULT)
-        self.algorithm = tables.ALGORITHMS["PPO"]
+        self.run = self.algorithm = "PPO"
 
     @property
     def num_runners(self) -> int:
@@ -134,7 +135,7 @@ def _vtrace(old: RLlibSettings) -> None:
     node = old.values.pop("vtrace", None)
     if node is None:
         return
-    if node.value is True or old.algorithm.name == "APPO":
+    if node.value is True or old.algorithm == "APPO":
         corrected = "advantages are always V-trace's, which equal GAE's for new samples"
         old.ignore(node, "config.vtrace", corrected)
     else:
@@ -206,7 +207,7 @@ def _replay_buffer(old: RLlibSettings) -> None:
 
 def _sequences(old: RLlibSettings) -> None:
     """Convert the capacity of R2D2's buffer, which RLlib counts in sequences."""
-    if not old.value("model.use_lstm") or old.algorithm.kind != "R2D2":
+    if not old.value("model.use_lstm") or old.run != "R2D2":
         return
     length = old.number("model.max_seq_len", 20) + old.number("replay.burn_in", 0)
     if (capacity := old.number("replay.capacity")) is not None:
@@ -234,12 +235,12 @@ def _exploration(old: RLlibSettings) -> None:
             old.ignore(node, f"config.{_EXPLORES}{key}", reason)
     elif name == "EpsilonGreedy":
         _epsilon(old)
-    elif kind is not None and name in tables.EXPLORATIONS:
+    elif kind is not None and name in tables().explorations:
         old.set("exploration.type", name, kind, "exploration_config.type")
         if name in _NOISES:
             _NOISES[name](old, kind, name)
     elif kind is not None:
-        message = no_such("exploration", str(name), tables.EXPLORATIONS)
+        message = no_such("exploration", str(name), tables().explorations)
         old.refuse(kind, f"config.{_EXPLORES}type", message)
     for key in _EPSILON_KEYS:
         if not old.is_given(f"{_EXPLORES}{key}"):
@@ -277,7 +278,7 @@ def _epsilon(old: RLlibSettings) -> None:
 
 def _parameter_noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Convert noise in weights, and the epsilon-greedy exploration beside it."""
-    if old.algorithm.name == "SAC":
+    if old.algorithm == "SAC":
         message = f"RLlib's SAC does not support it; rlrun's does, with exploration.type: {name}"
         old.refuse(kind, f"config.{_EXPLORES}type", message)
     beside = old.values.pop(f"{_EXPLORES}sub_exploration", None)
@@ -308,10 +309,10 @@ def _is_greedy(value: Any) -> bool:
 def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Convert noise that is added to actions: the schedule of its scale, and its units."""
     first, last, steps, scale, sigma = (
-        tables.NOISE_DEFAULTS[key]
+        tables().noise_defaults[key]
         if f"{_EXPLORES}{key}" not in old.values
         else old.take(f"{_EXPLORES}{key}")
-        for key in tables.NOISE_DEFAULTS
+        for key in tables().noise_defaults
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
     if name == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
@@ -346,7 +347,7 @@ def _sac(old: RLlibSettings) -> None:
     critics, policy = "model.value_hidden", "model.hidden"
     if critics not in old.values and old.sources.get(policy, "").startswith("policy_model"):
         old.derive(
-            critics, tables.DEFAULTS["SAC"][policy], policy, "RLlib's default of the critics"
+            critics, tables().defaults["SAC"][policy], policy, "RLlib's default of the critics"
         )
     if old.value(critics) == old.value(policy):
         old.take(critics)
@@ -357,7 +358,7 @@ def _stochastic(old: RLlibSettings) -> None:
     for name in [name for name in old.values if name.startswith("exploration_config.")]:
         node, key = old.values.pop(name), f"config.{name}"
         if name == "exploration_config.type" and node.value != "StochasticSampling":
-            old.refuse(node, key, f"{old.algorithm.name} explores by its policy's distribution")
+            old.refuse(node, key, f"{old.algorithm} explores by its policy's distribution")
         else:
             old.ignore(node, key, "the policy's distribution explores")
 
@@ -408,7 +409,7 @@ def _evaluation(old: RLlibSettings) -> None:
         settings = {name.removeprefix(_IN_EVAL): below for name, below in inner.items()}
         old.values["evaluation.env_runners"] = Node(settings, node.origin)
         old.sources["evaluation.env_runners"] = "evaluation_config"
-    if interval and old.algorithm.name != "DQN" and "evaluation.explore" not in old.values:
+    if interval and old.algorithm != "DQN" and "evaluation.explore" not in old.values:
         explores = "env_runners.explore"  # In RLlib evaluation uses the setting of training.
         source = explores if explores in old.values else DEFAULT
         old.derive("evaluation.explore", old.value(explores, True), source)

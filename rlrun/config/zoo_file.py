@@ -13,7 +13,7 @@ from typing import Any
 from rlrun.config.env_checks import ATARI_ID
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
-from rlrun.config.rllib_tables import ENV_IDS
+from rlrun.config.rllib_tables import tables
 from rlrun.config.translation import OldSettings, Translation, chosen_entry
 from rlrun.config.yaml_tree import Node, from_plain
 
@@ -259,7 +259,7 @@ class _ZooSettings(OldSettings):
             message = f"this entry is for {what}; copy it under the name of an environment"
             message += ", or write name=ALE/Pong-v5" if self.name == "atari" else ""
             self.refuse(self.node, "env", message)
-        name = ENV_IDS.get(self.name, self.name)
+        name = tables().env_ids.get(self.name, self.name)
         arguments = self.value("env_kwargs", {})
         env = {"use": name, **arguments} if isinstance(arguments, dict) and arguments else name
         self.set("env", env, self.node, "the name of the entry")

@@ -1,7 +1,6 @@
 """docs/config.md is up to date; fields are documented; successors of retired names exist."""
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -10,7 +9,7 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.reference import reference, starter
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import sections
-from rlrun.config.yaml_tree import parse_yaml
+from rlrun.config.yaml_tree import by_name, parse_yaml, read_table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 SECTIONS = [
@@ -44,11 +43,14 @@ def test_successors_of_retired_names_exist():
     assert not names & {*retired.table("successors"), *retired.table("rules")}
 
 
-@pytest.mark.parametrize("kind", get_args(retired.Kind))
-def test_each_retired_name_is_in_a_table_once(kind):
-    text = Path(retired.__file__).with_suffix(".yaml").read_text()
-    names = " ".join(parse_yaml(text, "retired.yaml").plain()[kind]).split()
-    assert sorted(names) == sorted(retired.table(kind))
+@pytest.mark.parametrize("file", ["retired.yaml", "rllib_tables.yaml"])
+def test_each_name_is_in_a_table_once(file):
+    path = Path(retired.__file__).with_name(file)
+    read = parse_yaml(path.read_text().replace("<<:", "below:"), file).plain()  # raises otherwise
+    for name, table in read_table(path).items():
+        if name != "defaults" and isinstance(table, dict):
+            assert table == read[name]
+            assert len(by_name(table)) == len(" ".join(table).split())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -30,8 +30,9 @@ def test_the_wheel_holds_the_configs_and_the_reference_cases(tmp_path):
     assert folder == tmp_path / "site" / "rlrun" / "configs"
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert texts == {path.name: path.read_text() for path in (ROOT / "configs").iterdir()}
-    for table in ("rlrun/experiment/verify/cases.yaml", "rlrun/config/retired.yaml"):
-        assert (tmp_path / "site" / table).read_text() == (ROOT / table).read_text()
+    for table in ("experiment/verify/cases", "config/retired", "config/rllib_tables"):
+        file = f"rlrun/{table}.yaml"
+        assert (tmp_path / "site" / file).read_text() == (ROOT / file).read_text()
 
 
 def test_a_checkout_has_them_beside_the_package():
