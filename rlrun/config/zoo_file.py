@@ -7,7 +7,10 @@ Must not know: types and bounds of values, which are checked after the translati
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from rlrun.config.env_checks import ATARI_ID
@@ -15,135 +18,42 @@ from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
 from rlrun.config.rllib_tables import tables
 from rlrun.config.translation import OldSettings, Translation, chosen_entry
-from rlrun.config.yaml_tree import Node, from_plain
+from rlrun.config.yaml_tree import Node, by_name, from_plain, read_table
 
 SB3 = "Stable-Baselines3"
 _DEFAULT = Origin(f"default of {SB3}")
-_COMMON: dict[str, Any] = {"n_envs": 1, "policy": "MlpPolicy", "gamma": 0.99, "normalize": False}
-_OFF_POLICY: dict[str, Any] = {
-    **_COMMON,
-    "buffer_size": 1_000_000,
-    "learning_starts": 100,
-    "gradient_steps": 1,
-    "net_arch": [64, 64],
-    "activation_fn": "ReLU",
-    "n_steps": 1,
-}
-_ON_POLICY: dict[str, Any] = {
-    **_COMMON,
-    "net_arch": [64, 64],
-    "activation_fn": "Tanh",
-    "ent_coef": 0.0,
-    "vf_coef": 0.5,
-    "max_grad_norm": 0.5,
-}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "PPO": {
-        **_ON_POLICY,
-        "learning_rate": 3e-4,
-        "n_steps": 2048,
-        "batch_size": 64,
-        "n_epochs": 10,
-        "gae_lambda": 0.95,
-        "clip_range": 0.2,
-        "normalize_advantage": True,
-        "eps": 1e-5,
-    },
-    "A2C": {
-        **_ON_POLICY,
-        "learning_rate": 7e-4,
-        "n_steps": 5,
-        "gae_lambda": 1.0,
-        "use_rms_prop": True,
-        "rms_prop_eps": 1e-5,
-        "normalize_advantage": False,
-    },
-    "DQN": {
-        **_OFF_POLICY,
-        "learning_rate": 1e-4,
-        "batch_size": 32,
-        "tau": 1.0,
-        "train_freq": 4,
-        "target_update_interval": 10_000,
-        "exploration_fraction": 0.1,
-        "exploration_initial_eps": 1.0,
-        "exploration_final_eps": 0.05,
-        "max_grad_norm": 10.0,
-    },
-    "SAC": {
-        **_OFF_POLICY,
-        "net_arch": [256, 256],
-        "learning_rate": 3e-4,
-        "batch_size": 256,
-        "tau": 0.005,
-        "train_freq": 1,
-        "target_update_interval": 1,
-        "ent_coef": "auto",
-    },
-}
-"""Defaults of an algorithm and its policy, for settings that a file omits."""
-
-SAME: dict[str, str] = {
-    "gamma": "training.gamma",
-    "seed": "seed",
-    "n_epochs": "training.num_epochs",
-    "gae_lambda": "training.lambda_",
-    "max_grad_norm": "training.grad_clip",
-    "clip_range_vf": "training.vf_clip_param",
-    "target_kl": "training.target_kl",
-    "buffer_size": "replay.capacity",
-    "log_std_init": "model.log_std_init",
-    "eps": "training.adam_epsilon",
-}
-"""Setting -> address that takes the same value."""
-
-STAND_FOR = {"atari": "all Atari games", "default": "environments without an entry"}
-"""Entries that name no environment."""
-
-SCHEDULES = {"learning_rate": "training.lr", "clip_range": "training.clip_param"}
-"""Setting -> address, for settings that may fall to 0 over the run, as ``lin_0.001``."""
-
-WITHOUT_EFFECT: dict[str, str] = {
-    "optimize_memory_usage": "successive observations always share their storage",
-    "log_std_init": "rlrun has no state-dependent exploration",
-    "ortho_init": "policies always start with orthogonal weights",
-    "sde_sample_freq": "rlrun has no state-dependent exploration",
-    "use_sde": "rlrun has no state-dependent exploration",
-    "n_critics": "there are always two critics",
-    "share_features_extractor": "model.share_layers: null shares the encoder of images",
-    "monitor_kwargs": "report.info_keys selects the keys of infos to report",
-    **dict.fromkeys(("verbose", "tensorboard_log", "stats_window_size"), "see the section report"),
-    "device": "learners.device: auto takes a GPU if there is one",
-}
-"""Setting -> why it has no effect."""
-
-REFUSED: dict[str, str] = {
-    "vec_env_wrapper": "vectors of environments have no wrappers; wrap each environment "
-    "with env_runners.env_wrappers",
-    "callback": "write callbacks as classes of rlrun, in the section callbacks",
-    **dict.fromkeys(
-        ("noise_type", "noise_std"),
-        "SAC draws actions from its policy; remove noise_type and noise_std",
-    ),
-    **dict.fromkeys(
-        ("replay_buffer_class", "replay_buffer_kwargs"),
-        "hindsight experience replay is a learner connector of your own: see docs/replay.md",
-    ),
-    **dict.fromkeys(
-        ("features_extractor_class", "features_extractor_kwargs"),
-        "name your own encoder in model.use",
-    ),
-}
-"""Setting that is not translated -> what to do."""
-
-_ONLY: dict[str, tuple[Any, str]] = {
-    "use_sde": (False, "rlrun has no state-dependent exploration; remove use_sde and "
-                "log_std_init"),
-    "n_critics": (2, "there are always two critics"),
-    "optimizer_class": ("RMSpropTFLike", "training.optimizer is adam or rmsprop"),
-}  # fmt: skip
-_ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "ELU": "elu", "SiLU": "silu", "GELU": "gelu"}
 _ATARI_WRAPPERS = ("AtariWrapper", "AtariPreprocessing")
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The tables of zoo_tables.yaml."""
+
+    defaults: Mapping[str, Mapping[str, Any]]
+    """Algorithm -> defaults of it and of its policy, for settings that a file omits."""
+    optional: Mapping[str, Sequence[str]]
+    """Algorithm -> settings without a default."""
+    same: Mapping[str, str]
+    """Setting -> address that takes the same value."""
+    schedules: Mapping[str, str]
+    """Setting -> address, for settings that may fall to 0 over the run, as ``lin_0.001``."""
+    stand_for: Mapping[str, str]
+    """Entries that name no environment."""
+    activations: Mapping[str, str]
+    """Class of torch -> its name in rlrun."""
+    only: Mapping[str, tuple[Any, str]]
+    """Setting -> the value that can be translated, and why others are refused."""
+    refused: Mapping[str, str]
+    """Setting that is not translated -> what to do."""
+    without_effect: Mapping[str, str]
+    """Setting -> why it has no effect."""
+
+
+@cache
+def _tables() -> _Tables:
+    found = read_table(Path(__file__).with_name("zoo_tables.yaml"))
+    named = {name: by_name(found[name]) for name in ("refused", "without_effect")}
+    return _Tables(**found | named)
 
 
 def is_zoo(tree: Node) -> bool:
@@ -171,8 +81,8 @@ def translate_zoo(tree: Node, algorithm: str, name: str | None = None) -> Transl
     entry = (
         "atari" if is_game and "atari" in tree.value else chosen_entry(tree, name, "environment")
     )
-    if algorithm not in DEFAULTS:
-        kinds = ", ".join(DEFAULTS)
+    if algorithm not in _RULES:
+        kinds = ", ".join(_RULES)
         message = f"only {kinds} are translated, not {algorithm}; name one, as in algorithm=PPO"
         raise ConfigError([Problem(tree.origin, "algorithm", message)])
     node = tree.value[entry]
@@ -207,7 +117,7 @@ class _ZooSettings(OldSettings):
 
     def translate(self) -> None:
         """Fill `values`, and collect problems."""
-        for name, default in DEFAULTS[self.kind].items():
+        for name, default in _tables().defaults[self.kind].items():
             self.values[name] = from_plain(default, _DEFAULT)
             self.sources[name] = _DEFAULT.source
         for key, node in self.given.items():
@@ -216,10 +126,10 @@ class _ZooSettings(OldSettings):
             self.refuse(self.node, "n_timesteps", "expected the number of env steps of the run")
             return
         self._env()
-        for name, address in SAME.items():
+        for name, address in _tables().same.items():
             if name in self.values:
                 self.derive(address, self.value(name), name)
-        for name, address in SCHEDULES.items():
+        for name, address in _tables().schedules.items():
             if name in self.values:
                 self._schedule(name, address)
         self._model()
@@ -235,7 +145,8 @@ class _ZooSettings(OldSettings):
         except ValueError:
             self.refuse(node, key, "expected a literal value, as Python code is not run")
             return
-        known = {*DEFAULTS[self.kind], *_OPTIONAL["all"], *_OPTIONAL[self.kind]}
+        optional = _tables().optional
+        known = {*_tables().defaults[self.kind], *optional["all"], *optional[self.kind]}
         if key in ("policy_kwargs", "optimizer_kwargs") and isinstance(node.value, dict):
             for inner, below in node.value.items():
                 self._key(inner, below)
@@ -245,17 +156,17 @@ class _ZooSettings(OldSettings):
             self.refuse(node, key, reason)
         elif key in known:
             self.values[key], self.sources[key] = node, key
-        elif key not in WITHOUT_EFFECT:
-            names = [*known, *WITHOUT_EFFECT, *REFUSED]
+        elif key not in _tables().without_effect:
+            names = [*known, *_tables().without_effect, *_tables().refused]
             self.refuse(node, key, f"{self.kind} of {SB3} has no such key{suggestion(key, names)}")
         else:
-            self.ignore(node, key, WITHOUT_EFFECT[key])
+            self.ignore(node, key, _tables().without_effect[key])
 
     # Environment
 
     def _env(self) -> None:
-        if self.name in STAND_FOR:
-            what = STAND_FOR[self.name]
+        if self.name in _tables().stand_for:
+            what = _tables().stand_for[self.name]
             message = f"this entry is for {what}; copy it under the name of an environment"
             message += ", or write name=ALE/Pong-v5" if self.name == "atari" else ""
             self.refuse(self.node, "env", message)
@@ -324,9 +235,9 @@ class _ZooSettings(OldSettings):
             self.refuse(node, "net_arch", message)
         self.derive("model.hidden", layers, "net_arch")
         name = str(self.value("activation_fn"))
-        activation = _ACTIVATIONS.get(name)
+        activation = _tables().activations.get(name)
         if activation is None:
-            message = no_such("activation", name, _ACTIVATIONS)
+            message = no_such("activation", name, _tables().activations)
             self.refuse(self.values["activation_fn"], "activation_fn", message)
         self.derive("model.activation", activation, "activation_fn")
 
@@ -397,17 +308,6 @@ class _ZooSettings(OldSettings):
 
 _ITERATION = 1000
 _ALONE = ("env", "seed", "stop")
-_OPTIONAL: dict[str, tuple[str, ...]] = {
-    "all": (
-        *("n_timesteps", "seed", "env_kwargs", "env_wrapper", "frame_stack", "vec_env_class"),
-        "eps",
-    ),
-    "PPO": ("clip_range_vf", "target_kl", "log_std_init"),
-    "A2C": ("log_std_init", "optimizer_class"),
-    "DQN": (),
-    "SAC": ("target_entropy",),
-}
-"""Settings without a default in `DEFAULTS`."""
 
 
 def _ppo(old: _ZooSettings) -> None:
@@ -483,8 +383,8 @@ _RULES: dict[str, Callable[[_ZooSettings], None]] = {
 
 def _refusal(key: str, value: Any) -> str | None:
     """Why a setting with this value is not translated, or None."""
-    only = _ONLY.get(key)
-    return only[1] if only is not None and value != only[0] else REFUSED.get(key)
+    only = _tables().only.get(key)
+    return only[1] if only is not None and value != only[0] else _tables().refused.get(key)
 
 
 def _number(text: str, default: float) -> Any:

@@ -43,7 +43,7 @@ def test_successors_of_retired_names_exist():
     assert not names & {*retired.table("successors"), *retired.table("rules")}
 
 
-@pytest.mark.parametrize("file", ["retired.yaml", "rllib_tables.yaml"])
+@pytest.mark.parametrize("file", ["retired.yaml", "rllib_tables.yaml", "zoo_tables.yaml"])
 def test_each_name_is_in_a_table_once(file):
     path = Path(retired.__file__).with_name(file)
     read = parse_yaml(path.read_text().replace("<<:", "below:"), file).plain()  # raises otherwise

@@ -30,7 +30,12 @@ def test_the_wheel_holds_the_configs_and_the_reference_cases(tmp_path):
     assert folder == tmp_path / "site" / "rlrun" / "configs"
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert texts == {path.name: path.read_text() for path in (ROOT / "configs").iterdir()}
-    for table in ("experiment/verify/cases", "config/retired", "config/rllib_tables"):
+    for table in (
+        "experiment/verify/cases",
+        "config/retired",
+        "config/rllib_tables",
+        "config/zoo_tables",
+    ):
         file = f"rlrun/{table}.yaml"
         assert (tmp_path / "site" / file).read_text() == (ROOT / file).read_text()
 
