@@ -5,6 +5,7 @@ Owns their help and their parsing. It must not know what a command does with the
 
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from glob import escape, glob
 from pathlib import Path
@@ -31,8 +32,8 @@ def _leads_to_any(path: Path) -> bool:
 
 def complete_runs(incomplete: str) -> list[str]:
     """Runs, groups and sweeps below RUNS that begin with a text, and experiment files."""
-    names = [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/config.yaml"))]
-    names += [path.parent.relative_to(RUNS) for path in sorted(RUNS.glob("*/*/sweep.yaml"))]
+    files = [path for name in ("config", "sweep") for path in sorted(RUNS.glob(f"*/*/{name}.yaml"))]
+    names = [path.parent.relative_to(RUNS) for path in files]
     words = dict.fromkeys([name.parts[0] for name in names] + list(map(str, names)))
     return [word for word in words if word.startswith(incomplete)] + complete_paths(incomplete)
 
@@ -52,6 +53,11 @@ def complete_paths(incomplete: str) -> list[str]:
     return [path for path in found if path.endswith((".yaml", ".yml"))] + folders
 
 
+def run_argument(metavar: str, text: str, complete: Callable[[str], list[str]]) -> Any:
+    """An argument for runs, whose folders may be named relative to RUNS."""
+    return typer.Argument(metavar=metavar, help=text, parser=run_path, autocompletion=complete)
+
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -61,33 +67,12 @@ Words = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", show_default=False)
 ]
-Run = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run, group or sweep: its folder, its name below runs/, or runs/NAME.",
-        parser=run_path,
-        autocompletion=complete_runs,
-    ),
-]
-RunOrCheckpoint = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN_OR_CHECKPOINT",
-        help="A checkpoint, or a run, whose best checkpoint is used.",
-        parser=run_path,
-        autocompletion=complete_runs,
-    ),
-]
-Runs = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN...",
-        help="Runs, groups or sweeps: folders, names below runs/, or patterns.",
-        parser=run_path,
-        autocompletion=complete_runs,
-    ),
-]
+_FORMS = "A run, group or sweep: its folder, its name below runs/, or runs/NAME."
+Run = Annotated[Path, run_argument("RUN", _FORMS, complete_runs)]
+_BEST = "A checkpoint, or a run, whose best checkpoint is used."
+RunOrCheckpoint = Annotated[Path, run_argument("RUN_OR_CHECKPOINT", _BEST, complete_runs)]
+_SEVERAL = "Runs, groups or sweeps: folders, names below runs/, or patterns."
+Runs = Annotated[list[Path], run_argument("RUN...", _SEVERAL, complete_runs)]
 
 
 def resume_option(text: str) -> Any:
@@ -196,8 +181,7 @@ def refuse_with_resume(what: str, **options: object) -> None:
 
 def with_folder(path: Path) -> Path:
     """The path of a file to write, whose folder is made if it is missing."""
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -17,22 +17,15 @@ from rlrun.cli.arguments import (
     Trust,
     complete_paths,
     output_option,
-    run_path,
+    run_argument,
     with_folder,
 )
 
 if TYPE_CHECKING:
     from rlrun.experiment.run_index import RunEntry
 
-Folder = Annotated[
-    Path,
-    typer.Argument(
-        metavar="[FOLDER]",
-        help="Folder to search, or a sweep whose runs are listed.",
-        parser=run_path,
-        autocompletion=complete_paths,
-    ),
-]
+_SEARCHED = "Folder to search, or a sweep whose runs are listed."
+Folder = Annotated[Path, run_argument("[FOLDER]", _SEARCHED, complete_paths)]
 SortKey = Literal["age", "name", "state", "progress", "best", "size"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
