@@ -46,12 +46,17 @@ class RLlibSettings(OldSettings):
         """The number of sub-environments of an env runner."""
         return int(self.number("env_runners.num_envs_per_env_runner", 1))
 
+    def drop(self, name: str, reason: str) -> None:
+        """Remove a setting of `config`, and note that it has no effect."""
+        node = self.values.pop(name, None)
+        if node is not None:
+            self.ignore(node, f"config.{name}", reason)
+
 
 Rule = Callable[[RLlibSettings], None]
 
 _FRAGMENT, _BATCH = "env_runners.rollout_fragment_length", "training.train_batch_size"
 _ITERATION = "report.min_sample_timesteps_per_iteration"
-_IN_A_ROW = "all passes over a batch are made in a row"
 
 
 def for_all_learners(old: RLlibSettings) -> None:
@@ -132,40 +137,32 @@ def _ppo_losses(old: RLlibSettings) -> None:
 
 
 def _vtrace(old: RLlibSettings) -> None:
-    node = old.values.pop("vtrace", None)
-    if node is None:
-        return
-    if node.value is True or old.algorithm == "APPO":
-        corrected = "advantages are always V-trace's, which equal GAE's for new samples"
-        old.ignore(node, "config.vtrace", corrected)
+    if old.value("vtrace", True) is True or old.algorithm == "APPO":
+        old.drop("vtrace", "advantages are always V-trace's, which equal GAE's for new samples")
     else:
-        old.refuse(node, "config.vtrace", "IMPALA always corrects with V-trace; use A2C without it")
+        message = "IMPALA always corrects with V-trace; use A2C without it"
+        old.refuse(old.values.pop("vtrace"), "config.vtrace", message)
 
 
 def _appo(old: RLlibSettings) -> None:
     _kl_loss(old)
     passes, kept = old.number("training.num_epochs", 1), old.number("minibatch_buffer_size", 1)
-    buffer = old.values.pop("minibatch_buffer_size", None)
-    in_turns = buffer is not None and passes > 1 and kept > 1
+    in_turns = passes > 1 and kept > 1
     # RLlib updates the target after more than num_sgd_iter * minibatch_buffer_size env steps.
     num_batches = int(passes * kept // old.number(_BATCH, 1)) + 1
     frequency = num_batches * int(passes if in_turns else 1)
     old.derive("training.target_network_update_freq", frequency, "training.num_epochs", "updates")
-    if buffer is not None and in_turns:
-        why = "uses of each batch"
-        old.derive(
-            "training.circular_buffer_iterations_per_batch", passes, "training.num_epochs", why
-        )
-        old.set("training.circular_buffer_num_batches", kept, buffer, "minibatch_buffer_size")
+    if in_turns:
+        uses = "training.circular_buffer_iterations_per_batch"
+        old.derive(uses, passes, "training.num_epochs", "uses of each batch")
+        old.derive("training.circular_buffer_num_batches", kept, "minibatch_buffer_size")
         old.derive("training.num_epochs", 1, "training.num_epochs", "one pass per use")
-    elif buffer is not None:
-        old.ignore(buffer, "config.minibatch_buffer_size", _IN_A_ROW)
+        old.take("minibatch_buffer_size")
+    _impala(old)
 
 
 def _impala(old: RLlibSettings) -> None:
-    node = old.values.pop("minibatch_buffer_size", None)
-    if node is not None:
-        old.ignore(node, "config.minibatch_buffer_size", _IN_A_ROW)
+    old.drop("minibatch_buffer_size", "all passes over a batch are made in a row")
 
 
 def _replay(old: RLlibSettings) -> None:
@@ -230,9 +227,8 @@ def _exploration(old: RLlibSettings) -> None:
         old.set("exploration.epsilon", 0.4, kind, "PerWorkerEpsilonGreedy")
         old.set("exploration.runner_exponent", 7, kind, "PerWorkerEpsilonGreedy")
         for key in [key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")]:
-            node = old.values.pop(f"{_EXPLORES}{key}")
             reason = "PerWorkerEpsilonGreedy gives each runner a constant epsilon"
-            old.ignore(node, f"config.{_EXPLORES}{key}", reason)
+            old.drop(f"{_EXPLORES}{key}", reason)
     elif name == "EpsilonGreedy":
         _epsilon(old)
     elif kind is not None and name in tables().explorations:
@@ -355,12 +351,12 @@ def _sac(old: RLlibSettings) -> None:
 
 def _stochastic(old: RLlibSettings) -> None:
     """Remove `exploration_config` of algorithms that explore by their policy's distribution."""
-    for name in [name for name in old.values if name.startswith("exploration_config.")]:
-        node, key = old.values.pop(name), f"config.{name}"
-        if name == "exploration_config.type" and node.value != "StochasticSampling":
-            old.refuse(node, key, f"{old.algorithm} explores by its policy's distribution")
+    for name in [name for name in old.values if name.startswith(_EXPLORES)]:
+        if name == f"{_EXPLORES}type" and old.value(name) != "StochasticSampling":
+            message = f"{old.algorithm} explores by its policy's distribution"
+            old.refuse(old.values.pop(name), f"config.{name}", message)
         else:
-            old.ignore(node, key, "the policy's distribution explores")
+            old.drop(name, "the policy's distribution explores")
 
 
 def _horizon(old: RLlibSettings) -> None:
@@ -374,20 +370,18 @@ def _horizon(old: RLlibSettings) -> None:
 
 
 def _device(old: RLlibSettings) -> None:
-    node = old.values.pop("num_gpus", None)
-    if node is None:
-        return
-    if node.value == 0:
-        old.set("learners.device", "cpu", node, "num_gpus")
-    else:
-        old.ignore(node, "config.num_gpus", "learners.device: auto takes a GPU if there is one")
+    if old.value("num_gpus") == 0:
+        old.derive("learners.device", "cpu", "num_gpus")
+        old.take("num_gpus")
+    old.drop("num_gpus", "learners.device: auto takes a GPU if there is one")
 
 
 def _activation(old: RLlibSettings) -> None:
-    names = {"swish": "silu", None: "linear"}
-    activation = old.value("model.activation")
-    if activation in (None, "swish") and "model.activation" in old.values:
-        old.derive("model.activation", names[activation], "model.activation")
+    name = "model.activation"
+    if old.value(name) == "swish":
+        old.derive(name, "silu", name)
+    elif name in old.values and old.value(name) is None:
+        old.derive(name, "linear", name)
 
 
 def _memory(old: RLlibSettings) -> None:
