@@ -96,6 +96,9 @@ def check_result_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from check_result_key(experiment, ("stop", key), key)
     metric = experiment.checkpoint.metric
     yield from check_result_key(experiment, ("checkpoint", "metric"), metric)
+    if "is_success" in experiment.report.info_keys:
+        message = "is_success is always reported, as env_runners/success_rate; remove it"
+        yield Finding(("report", "info_keys"), message)
 
 
 def check_result_key(experiment: ExperimentConfig, path: Path, key: str) -> Iterator[Finding]:
@@ -135,11 +138,7 @@ def _check_model(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
     settings = experiment.env_runners
-    if settings.soft_horizon and settings.horizon is None:
-        message = "there is no horizon; set env_runners.horizon, or remove this key"
-        yield Finding(("env_runners", "soft_horizon"), message)
-    if settings.horizon_terminates:
-        yield from _check_horizon_terminates(settings)
+    yield from _check_horizon(settings)
     mode = settings.gym_env_vectorize_mode
     restarts = experiment.fault_tolerance.restart_failed_sub_environments
     if restarts is True and mode in ("vector_entry_point", "envpool"):
@@ -149,7 +148,6 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
-    yield from _check_info_keys(experiment)
     for path, is_on, connector, pipeline in (
         (
             ("env_runners", "observation_filter"),
@@ -181,13 +179,6 @@ def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(("env_runners", "sample_async"), message)
 
 
-def _check_info_keys(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Keys of infos that are reported in any case."""
-    if "is_success" in experiment.report.info_keys:
-        message = "is_success is always reported, as env_runners/success_rate; remove it"
-        yield Finding(("report", "info_keys"), message)
-
-
 def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Settings of sub-environments that are Ray actors."""
     settings = experiment.env_runners
@@ -212,13 +203,15 @@ def _check_gpus(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("evaluation", "env_runners", name), f"{message} this key")
 
 
-def _check_horizon_terminates(settings: EnvRunnersConfig) -> Iterator[Finding]:
-    path: Path = ("env_runners", "horizon_terminates")
-    if settings.horizon is None:
-        yield Finding(path, "there is no horizon; set env_runners.horizon, or remove this key")
+def _check_horizon(settings: EnvRunnersConfig) -> Iterator[Finding]:
+    for name in ("soft_horizon", "horizon_terminates"):
+        if getattr(settings, name) and settings.horizon is None:
+            message = "there is no horizon; set env_runners.horizon, or remove this key"
+            yield Finding(("env_runners", name), message)
     for name in ("soft_horizon", "no_done_at_end"):
-        if getattr(settings, name):
-            yield Finding(path, f"it contradicts env_runners.{name}; remove one of them")
+        if settings.horizon_terminates and getattr(settings, name):
+            message = f"it contradicts env_runners.{name}; remove one of them"
+            yield Finding(("env_runners", "horizon_terminates"), message)
 
 
 _NOT_IN_EVALUATION = {
