@@ -240,7 +240,9 @@ class AlgorithmConfig(OldNames):
 
     def experiment(self) -> ExperimentConfig:
         """The checked, frozen experiment. Raises ConfigError with all its problems."""
-        values = {"name": self._default_name(), **copy.deepcopy(self._values)}
+        env = str(self._values.get("env", {}).get("use", "env")).rpartition(":")[2]
+        name = f"{self.algorithm.rpartition(':')[2]}_{env}".lower().replace("/", "-")
+        values = {"name": name, **copy.deepcopy(self._values)}
         return resolve(from_plain(values, self._origin)).experiment
 
     def build(self, **kwargs: Any) -> Any:
@@ -290,11 +292,6 @@ class AlgorithmConfig(OldNames):
     def _training_class(self) -> type[TrainingConfig]:
         training: type[TrainingConfig] = algorithm_class(self.algorithm).Training
         return training
-
-    def _default_name(self) -> str:
-        env = str(self._values.get("env", {}).get("use", "env")).rpartition(":")[2]
-        algorithm = self.algorithm.rpartition(":")[2]
-        return f"{algorithm}_{env}".lower().replace("/", "-")
 
     def _check_open(self) -> None:
         if self._frozen:

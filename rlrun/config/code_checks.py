@@ -80,9 +80,10 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     if collector is not None and collector not in registry.COLLECTORS:
         yield from _check_name(path, collector, tuple(registry.COLLECTORS), "collector")
         alone = settings.remote_env_batch_wait_ms is not None  # sub-environments do not wait
-        if (experiment.multi_agent.policies or alone) and _is_columnar(
-            find_callable(path, collector, "collector")[0]
-        ):
+        own = find_callable(path, collector, "collector")[0]
+        columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
+        is_columnar = isinstance(own, type) and issubclass(own, columnar)
+        if is_columnar and (experiment.multi_agent.policies or alone):
             message = f"{collector} needs slots that all act together, which these do not"
             yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
     yield from _check_wrappers(experiment)
@@ -139,11 +140,6 @@ def _check_wrappers_of(
         else:
             spec = UseSpec(use=registry.wrapper_path(wrapper.use), kwargs=wrapper.kwargs)
             yield from _check_use((*path, i), spec, "wrapper", positional=lambda _: 1)
-
-
-def _is_columnar(found: Any) -> bool:
-    columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
-    return isinstance(found, type) and issubclass(found, columnar)
 
 
 def _check_sink(path: Path, sink: UseSpec) -> Iterator[Finding]:

@@ -52,9 +52,11 @@ def describe(annotation: Any, metadata: list[Any] | None = None) -> str:
 def _describe_generic(annotation: Any, metadata: list[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        words = describe(args[0], [*_flattened(args[1:]), *metadata])
+        own = [item for entry in args[1:] for item in getattr(entry, "metadata", [entry])]
+        words = describe(args[0], [*own, *metadata])
     elif origin in (Union, types.UnionType):
-        words = _joined([describe(arg, metadata) for arg in _without_int_beside_float(args)])
+        kinds = [arg for arg in args if arg is not int or float not in args]
+        words = _joined([describe(arg, metadata) for arg in kinds])
     elif origin is Literal:
         words = _joined([json.dumps(choice) for choice in args])
     elif origin is tuple and args[-1] is not ...:
@@ -66,14 +68,6 @@ def _describe_generic(annotation: Any, metadata: list[Any]) -> str:
     else:
         words = _WORDS.get(origin, str(annotation))
     return words
-
-
-def _flattened(metadata: tuple[Any, ...]) -> list[Any]:
-    return [item for entry in metadata for item in getattr(entry, "metadata", [entry])]
-
-
-def _without_int_beside_float(args: tuple[Any, ...]) -> list[Any]:
-    return [arg for arg in args if not (arg is int and float in args)]
 
 
 def describe_bounds(metadata: list[Any]) -> str:

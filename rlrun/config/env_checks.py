@@ -135,14 +135,14 @@ def _check_creator(env: EnvSpec, creator: Any, *, any_name: bool) -> Iterator[Fi
     yield from check_arguments(("env",), env.use, creator, env.kwargs, given=given)
 
 
-def _is_missing(env: EnvSpec, module: str, extra: str) -> Iterator[Finding]:
-    if not registry.is_installed(module):
-        message = f"{env.use} needs {module}, which is not installed: {install_hint(extra)}"
-        yield Finding(("env", "use"), message)
+def _missing(env: EnvSpec, module: str, extra: str) -> list[Finding]:
+    """The problem of an environment whose library is not installed."""
+    message = f"{env.use} needs {module}, which is not installed: {install_hint(extra)}"
+    return [] if registry.is_installed(module) else [Finding(("env", "use"), message)]
 
 
 def _check_pettingzoo_id(env: EnvSpec) -> Iterator[Finding]:
-    if missing := list(_is_missing(env, "pettingzoo", "pettingzoo")):
+    if missing := _missing(env, "pettingzoo", "pettingzoo"):
         yield from missing
         return
     import pettingzoo
@@ -165,7 +165,7 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
         yield Finding(("env", "use"), f"rlrun registers Atari's ids itself: write {name}")
         return
     if ATARI_ID.search(env.use):
-        if missing := list(_is_missing(env, "ale_py", "atari")):
+        if missing := _missing(env, "ale_py", "atari"):
             yield from missing
             return
         import ale_py
@@ -178,9 +178,7 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
         return
     entry_point = spec.entry_point or spec.vector_entry_point
     for prefix, module, extra in _EXTRAS:
-        if str(entry_point).startswith(prefix) and (
-            missing := list(_is_missing(env, module, extra))
-        ):
+        if str(entry_point).startswith(prefix) and (missing := _missing(env, module, extra)):
             yield from missing
             return
     try:
@@ -189,8 +187,7 @@ def _check_gymnasium_id(env: EnvSpec) -> Iterator[Finding]:
     except ImportPathError as error:
         yield Finding(("env", "use"), f"{env.use} cannot be made: {error}")
         return
-    given = (*spec.kwargs, *_GIVEN)
-    further = _MAKE_ARGUMENTS
+    given, further = (*spec.kwargs, *_GIVEN), _MAKE_ARGUMENTS
     yield from check_arguments(("env",), env.use, creator, env.kwargs, given=given, further=further)
 
 

@@ -31,18 +31,11 @@ def check_memory(experiment: ExperimentConfig) -> Iterator[Finding]:
         for key, num_weights in _least_weights(settings.model, num_atoms):
             path = tuple(part for part in f"{prefix}{key}".split(".") if part)
             yield from _too_much(path, num_weights * _WEIGHT_BYTES, f"{num_weights:,} weights")
+    runners, evaluation = experiment.env_runners, experiment.evaluation
     sizes = [
         (("training", "train_batch_size"), experiment.training.train_batch_size, _ROW_BYTES),
-        (
-            ("env_runners", "num_envs_per_env_runner"),
-            experiment.env_runners.num_envs_per_env_runner,
-            _ENV_BYTES,
-        ),
-        (
-            ("evaluation", "num_envs"),
-            min(experiment.evaluation.num_envs, experiment.evaluation.episodes),
-            _ENV_BYTES,
-        ),
+        (("env_runners", "num_envs_per_env_runner"), runners.num_envs_per_env_runner, _ENV_BYTES),
+        (("evaluation", "num_envs"), min(evaluation.num_envs, evaluation.episodes), _ENV_BYTES),
     ]
     if "replay" in getattr(algorithm_class(experiment.algorithm), "optional_sections", ()):
         sizes.append((("replay", "capacity"), experiment.replay.capacity, TRANSITION_BYTES))

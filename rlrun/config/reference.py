@@ -5,7 +5,6 @@ Owns: docs/config.md (``python -m rlrun.config.reference`` writes it) and the st
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -63,16 +62,10 @@ def reference() -> str:
     for name, schema in sections(TrainingConfig).items():
         if name and name != "training":
             parts += [f"## `{name}`\n", f"{_first_line(schema)}\n", _table(schema)]
-        elif name:
-            parts += _training_parts()
+        for algorithm in ALGORITHMS if name == "training" else ():
+            own = algorithm_class(algorithm).Training
+            parts += [f"## `training` of {algorithm}\n", f"{_first_line(own)}\n", _table(own)]
     return "\n".join(parts)
-
-
-def _training_parts() -> Iterator[str]:
-    for algorithm in ALGORITHMS:
-        training = algorithm_class(algorithm).Training
-        yield from (f"## `training` of {algorithm}\n", f"{_first_line(training)}\n")
-        yield _table(training)
 
 
 def _first_line(schema: type[BaseModel]) -> str:

@@ -126,8 +126,7 @@ def experiment_file(path: Path) -> Path:
 def similar_file(path: Path) -> str:
     """`` - did you mean FILE?`` for the nearest name beside `path` or of the shipped files."""
     beside = {file.stem: file for file in sorted(path.parent.glob("*.yaml"))}
-    found = nearest(path.stem, beside)
-    if found is not None:
+    if (found := nearest(path.stem, beside)) is not None:
         return f" - did you mean {beside[found]}?"
     written = path.as_posix().removesuffix(".yaml").removeprefix("configs/").replace("_", "/", 1)
     return suggestion(written, shipped_configs())
