@@ -84,7 +84,7 @@ def _print_configs() -> None:
         files = {str(file): file for file in sorted(here.rglob("*.yaml"))} | files
     heads = "CONFIG", "ALGORITHM", "ENVIRONMENT", "REACHED", "TIME"
     rows = [(name, *_facts(file)) for name, file in files.items()]
-    print_table(Table(heads, rows), lambda row: None)
+    print_table(Table(heads, rows))
 
 
 def _facts(file: Path) -> tuple[str, str, str, str]:

@@ -209,7 +209,7 @@ def du(folder: Folder = RUNS, *, json: Json = False) -> None:
         sizes = {str(entry.path): entry.sizes() for entry in entries}
         typer.echo(json_module.dumps(sizes))
     else:
-        print_table(usage_table(entries, folder), lambda row: None)
+        print_table(usage_table(entries, folder))
 
 
 def tail(

@@ -52,7 +52,7 @@ def verify(
     from rlrun.experiment.verify import verify as room
 
     if list_:
-        print_table(page.case_table(room.choose_cases(cases or [])), lambda row: None)
+        print_table(page.case_table(room.choose_cases(cases or [])))
         return
     which = seeds_of(seeds)
     done = room.verify(

@@ -6,7 +6,6 @@ sub-environments and seeds, so that one checkpoint and seed always give the same
 """
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,11 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gymnasium.error import DependencyNotInstalled
 
 from rlrun.algorithms.result import evaluation_result
-from rlrun.checkpoint.checkpoint import (
-    MANIFEST,
-    Checkpoint,
-    restore_checkpoint,
-)
+from rlrun.checkpoint.checkpoint import Checkpoint, restore_checkpoint
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
 from rlrun.config.loader import load_experiment, load_to_act
 from rlrun.config.problems import InputError
@@ -31,7 +26,7 @@ from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.envs.spaces_only import spaces_only
 from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
-from rlrun.experiment.run_folder import resolve_run
+from rlrun.experiment.run_folder import RunFolder, is_checkpoint, resolve_run
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import run_episodes
@@ -39,7 +34,6 @@ from rlrun.sampling.evaluation import run_episodes
 if TYPE_CHECKING:
     from rlrun.algorithms.algorithm import Algorithm
 
-_CONFIG = "config.yaml"
 _LOADING = RLock()
 """Held while a policy is loaded, since that exchanges the states of the global generators. An
 environment may load another policy, of its opponent, when it is built."""
@@ -235,12 +229,12 @@ def load_policy(
 
 def find_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at ``path``, or the best one of the run at ``path``."""
-    return checkpoint_at(path if os.path.isfile(path / MANIFEST) else resolve_run(path))
+    return checkpoint_at(path if is_checkpoint(path) else resolve_run(path))
 
 
 def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":
     """The algorithm of a checkpoint, in this process, with overrides of its settings."""
-    experiment = load_experiment(checkpoint.path / _CONFIG, overrides, trust=trust)
+    experiment = load_experiment(checkpoint.path / RunFolder.CONFIG, overrides, trust=trust)
     return _restored(experiment, checkpoint)
 
 
@@ -261,7 +255,7 @@ def restored_to_act(checkpoint: Checkpoint, *, trust: bool) -> "Algorithm":
         "env_runners": {"disable_env_checking": True},
         "connectors": {"clip_rewards": policies["clip_rewards"]},
     }
-    experiment = load_to_act(checkpoint.path / _CONFIG, replacing, trust=trust)
+    experiment = load_to_act(checkpoint.path / RunFolder.CONFIG, replacing, trust=trust)
     state = {**policies, "learner_connectors": {}}
     return _restored(experiment, replace(checkpoint, state={**checkpoint.state, "policies": state}))
 

@@ -120,12 +120,8 @@ def show_lines(entry: RunEntry) -> list[str]:
     """The facts about a run or sweep as lines, each with a name and a text."""
     lines = [str(entry.path)]
     for name, text in _facts(entry):
-        # A command stays on one line, so it can be pasted.
-        parts = (
-            [text]
-            if name in ("command", "resumed")
-            else textwrap.wrap(text, 66, break_long_words=False)
-        )
+        is_command = name in ("command", "resumed")  # which stays on one line, so it can be pasted
+        parts = [text] if is_command else textwrap.wrap(text, 66, break_long_words=False)
         lines += [f"  {head:<12}{part}" for head, part in zip_longest([name], parts, fillvalue="")]
     if entry.members:
         lines += ["", *list_table(entry.members, entry.path, members=False).plain_lines()]
@@ -153,8 +149,9 @@ def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
         yield "best", f"{rounded(entry.best, '-')} ({entry.metric})"
     if not entry.is_sweep:
         yield "checkpoints", ", ".join(_checkpoints(entry.path)) or "none"
-    parts = ", ".join(f"{name} {size_text(size)}" for name, size in _largest(entry.sizes())[:3])
-    yield "size", size_text(sum(entry.sizes().values())) + (f": {parts}" if parts else "")
+    sizes = sorted(entry.sizes().items(), key=lambda each: -each[1])
+    parts = ", ".join(f"{name} {size_text(size)}" for name, size in sizes[:3] if size)
+    yield "size", size_text(sum(size for _, size in sizes)) + (f": {parts}" if parts else "")
     if sessions:
         yield "command", _command(sessions[0])
     if len(sessions) > 1:
@@ -188,10 +185,6 @@ def _checkpoints(path: Path) -> Iterator[str]:
     for iteration in iterations_in(home):
         name = f"{iteration:06d}"
         yield f"{name} (best)" if name == linked else name
-
-
-def _largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(((name, size) for name, size in sizes.items() if size), key=lambda each: -each[1])
 
 
 def differences(left: RunEntry, right: RunEntry) -> dict[str, dict[str, list[Any]]]:

@@ -67,7 +67,7 @@ def printable(text: str) -> str:
     )
 
 
-def print_table(table: Table, style_of: Callable[[Cells], str | None]) -> None:
+def print_table(table: Table, style_of: Callable[[Cells], str | None] = lambda row: None) -> None:
     """Print a table to stdout, in colour if that is a terminal."""
     if sys.stdout is None:  # closed by the shell
         return

@@ -66,17 +66,12 @@ class SeedRun:
         """Busy processes at a time: the env runners, or else the training process."""
         return max(1, self.experiment.env_runners.num_env_runners)
 
-    @property
-    def trained(self) -> bool:
-        """Whether training is over."""
-        return self.folder.read_meta().get("outcome") == "finished"
-
     def next_command(self) -> list[str] | None:
         """The arguments of the next `rlrun` command; None if the run is finished."""
         path = str(self.folder.path)
         if self.evaluation.exists():
             return None
-        if self.trained:
+        if self.folder.is_finished():
             return ["rollout", path, "--episodes", str(EVALUATION_EPISODES), "--json"]
         if self.folder.config.exists():
             return ["train", "--resume", path, "--quiet"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -104,17 +104,9 @@ class Judgement:
 
     def to_json(self) -> dict[str, Any]:
         """The judgement as plain JSON values."""
-        return {
-            "kind": self.bar.kind,
-            "expected": self.bar.number,
-            "pass_mark": self.bar.pass_mark,
-            "env_steps": self.bar.env_steps,
-            "source": self.bar.source,
-            "published": self.bar.published,
-            "reached": self.iqm,
-            "spread": self.spread,
-            "verdict": self.verdict,
-        }
+        bar = asdict(self.bar)
+        bar["expected"] = bar.pop("number")
+        return {**bar, "reached": self.iqm, "spread": self.spread, "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -254,8 +246,7 @@ def _train(runs: Sequence[SeedRun], queue: RunQueue) -> dict[str, str]:
     """Execute the unfinished runs, and return errors by name of the run."""
     errors: dict[str, str] = {}
     missing = [run for run in runs if run.next_command() is not None]
-    done = len(runs) - len(missing)
-    if done:
+    if done := len(runs) - len(missing):
         queue.notice(f"{done} of {len(runs)} runs are finished already")
     for ended in queue.execute(missing):
         done += ended.error is None
@@ -295,7 +286,7 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
         seed=run.seed,
         folder=run.folder.path,
         env_steps=int(rows[-1]["env_steps"]) if rows else 0,
-        trained=run.trained,
+        trained=run.folder.is_finished(),
         training=_full_mean(rows[-1], smoothing) if rows else None,
         goal=max((mean for mean in full_means if mean is not None), default=None),
         evaluation=evaluation,
