@@ -22,7 +22,9 @@ from rlrun.data.results import RETURN
 from rlrun.experiment.compare.runs import Numbers, ReadRun, Settings, find_runs, read_run
 from rlrun.experiment.report.statistics import (
     MIN_RUNS,
+    Estimate,
     bootstrap_interval,
+    estimate,
     iqm,
     performance_profile,
     probability_of_improvement,
@@ -31,17 +33,6 @@ from rlrun.experiment.sweep.points import settings_text
 
 POINTS = 101
 _CURVE_RESAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number of a configuration, with its uncertainty."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    kind: Literal["interval", "range", "single"] = "single"
-    """A 95 % interval; with fewer than MIN_RUNS runs their range, with one run no bounds."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +77,17 @@ class Configuration:
     def at(self, env_steps: float) -> Estimate:
         """Interquartile mean of the values at these env steps, linear between results."""
         values = [np.interp(env_steps, run.env_steps, run.values) for run in self.runs]
-        return _estimate(np.array(values))
+        return estimate(np.array(values))
 
     @property
     def final(self) -> Estimate:
         """Interquartile mean of the last values."""
-        return _estimate(self.finals)
+        return estimate(self.finals)
 
     @property
     def area(self) -> Estimate:
         """Interquartile mean of the areas under the curves."""
-        return _estimate(self.areas)
+        return estimate(self.areas)
 
     def reached(self, threshold: float) -> list[tuple[float, float] | None]:
         """Env steps and seconds until each run reaches a threshold; None if it never does."""
@@ -121,16 +112,6 @@ class Configuration:
             return middle, self.curves.min(axis=-1), self.curves.max(axis=-1)
         low, high = bootstrap_interval(iqm, self.curves, resamples=_CURVE_RESAMPLES)
         return middle, low, high
-
-
-def _estimate(scores: Numbers) -> Estimate:
-    value = float(iqm(scores))
-    if len(scores) < 2:
-        return Estimate(value)
-    if len(scores) < MIN_RUNS:
-        return Estimate(value, float(scores.min()), float(scores.max()), "range")
-    low, high = bootstrap_interval(iqm, scores)
-    return Estimate(value, float(low), float(high), "interval")
 
 
 @dataclass(frozen=True)

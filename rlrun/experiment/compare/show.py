@@ -13,9 +13,10 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import install_hint, is_installed
-from rlrun.experiment.compare.comparison import Comparison, Configuration, Estimate, as_list
+from rlrun.experiment.compare.comparison import Comparison, Configuration, as_list
 from rlrun.experiment.report.numbers import rounded, short
 from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.statistics import Estimate
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.report.web_page import Chart, Curve, WebPage
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text

@@ -9,6 +9,8 @@ know what the scores are.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +19,28 @@ Scores = NDArray[np.float64]
 
 MIN_RUNS = 5
 """Fewest runs for an interval; with fewer, bootstrap samples hardly differ."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of several runs, with its uncertainty."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    kind: Literal["interval", "range", "single"] = "single"
+    """A 95 % interval; with fewer than MIN_RUNS runs their range, with one run no bounds."""
+
+
+def estimate(scores: ArrayLike) -> Estimate:
+    """The interquartile mean of runs, [N], and its bounds."""
+    value, runs = float(iqm(scores)), np.asarray(scores)
+    if len(runs) < 2:
+        return Estimate(value)
+    if len(runs) < MIN_RUNS:
+        return Estimate(value, float(runs.min()), float(runs.max()), "range")
+    low, high = bootstrap_interval(iqm, scores)
+    return Estimate(value, float(low), float(high), "interval")
 
 
 def iqm(*tasks: ArrayLike) -> Scores:

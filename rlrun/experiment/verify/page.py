@@ -24,14 +24,19 @@ POINTS_OF_A_CURVE = 200
 
 
 def with_recorded(verification: Verification, path: Path) -> Verification:
-    """The verification, with recorded results for unfinished cases.
+    """The verification, with recorded results for unfinished cases and cases without runs.
 
     An entry is used if the case's settings are unchanged and the entry has more finished seeds than
-    the verification.
+    the verification. The results have the order of CASES.
     """
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    results = tuple(_recorded(result, entries) for result in verification.results)
-    return replace(verification, results=results)
+    results = {result.case: result for result in verification.results}
+    for case in CASES:
+        if case.name in entries:
+            results.setdefault(case, CaseResult(case, (), entries[case.name]["wanted"]))
+    place = {case: i for i, case in enumerate(CASES)}
+    ordered = sorted(results.values(), key=lambda result: place.get(result.case, len(place)))
+    return replace(verification, results=tuple(_recorded(each, entries) for each in ordered))
 
 
 def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
@@ -121,24 +126,12 @@ def publish(verification: Verification, path: Path) -> Verification:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.with_suffix(".json")
-    shown = with_recorded(_with_cases_of(record, verification), record)
+    shown = with_recorded(verification, record)
     write_record(shown, record)
     write_page(shown, path)
     shown_of = {result.case: result for result in shown.results}
     results = tuple(own if own.seeds else shown_of[own.case] for own in verification.results)
     return replace(verification, results=results)
-
-
-def _with_cases_of(record: Path, verification: Verification) -> Verification:
-    """The verification with further cases of a record, without runs, in the order of CASES."""
-    entries = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    results = {result.case: result for result in verification.results}
-    for case in CASES:
-        if case.name in entries:
-            results.setdefault(case, CaseResult(case, (), entries[case.name]["wanted"]))
-    place = {case: i for i, case in enumerate(CASES)}
-    ordered = sorted(results.values(), key=lambda result: place.get(result.case, len(place)))
-    return replace(verification, results=tuple(ordered))
 
 
 def write_page(verification: Verification, path: Path) -> None:

@@ -17,7 +17,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import RETURN, Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.report.statistics import MIN_RUNS, bootstrap_interval, iqm
+from rlrun.experiment.report.statistics import estimate, iqm
 from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
@@ -81,12 +81,10 @@ class Judgement:
     @property
     def spread(self) -> tuple[float, float] | None:
         """95% bootstrap interval of the IQM; with few seeds the lowest and the highest number."""
-        if len(self.numbers) < 2:
+        found = estimate(self.numbers) if self.numbers else None
+        if found is None or found.low is None or found.high is None:
             return None
-        if len(self.numbers) < MIN_RUNS:
-            return min(self.numbers), max(self.numbers)
-        low, high = bootstrap_interval(iqm, self.numbers)
-        return float(low), float(high)
+        return found.low, found.high
 
     @property
     def verdict(self) -> Verdict:
