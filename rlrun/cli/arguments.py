@@ -187,6 +187,4 @@ def with_folder(path: Path) -> Path:
 
 def console_style(*, quiet: bool, plain: bool) -> "ConsoleStyle | None":
     """The requested style; None leaves the choice to the experiment."""
-    from rlrun.experiment.report.console import choose_style
-
-    return choose_style(quiet=quiet, plain=plain) if quiet or plain else None
+    return "quiet" if quiet else "lines" if plain else None

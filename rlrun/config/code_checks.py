@@ -72,10 +72,8 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     """All problems of the code that an experiment names, except its environment."""
     settings = experiment.env_runners
     if settings.env_runner_cls is not None:
-        _, findings = find_callable(
-            ("env_runners", "env_runner_cls"), settings.env_runner_cls, "env runner"
-        )
-        yield from findings
+        path: Path = ("env_runners", "env_runner_cls")
+        yield from find_callable(path, settings.env_runner_cls, "env runner")[1]
     collector, path = settings.sample_collector, ("env_runners", "sample_collector")
     if collector is not None and collector not in registry.COLLECTORS:
         yield from _check_name(path, collector, tuple(registry.COLLECTORS), "collector")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rlrun.cli.arguments import console_style
 from rlrun.experiment.report.console import choose_style, result_line
 from rlrun.experiment.report.console_state import ConsoleState, RunHeader
 from rlrun.experiment.report.numbers import clock_time
@@ -228,7 +229,7 @@ def test_a_pipe_gets_lines_and_quiet_wins(monkeypatch):
     assert choose_style() == "lines"
     monkeypatch.setattr("sys.stdout", None)  # closed by the shell
     assert choose_style() == "lines"
-    assert choose_style(quiet=True, plain=True) == "quiet"
+    assert console_style(quiet=True, plain=True) == "quiet"
 
 
 UP, SHOWS_CURSOR = "\x1b[1A", "\x1b[?25h"

@@ -168,11 +168,9 @@ def known_style(style: ConsoleStyle | None) -> ConsoleStyle | None:
     return style
 
 
-def choose_style(*, quiet: bool = False, plain: bool = False) -> ConsoleStyle:
+def choose_style() -> ConsoleStyle:
     """The style for this stdout: a panel needs one that redraws and shows block characters."""
-    if quiet:
-        return "quiet"
-    if plain or sys.stdout is None or not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return "lines"
     from rich.console import Console as Terminal
 
