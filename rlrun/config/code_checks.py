@@ -21,9 +21,11 @@ from rlrun.config.schema import (
     MEMORY_SWITCHES,
     EnvRunnersConfig,
     ExperimentConfig,
+    ExplorationConfig,
     ExplorationType,
     ModelConfig,
     MultiAgentConfig,
+    TrainingConfig,
     UseSpec,
 )
 from rlrun.config.validate import validated
@@ -74,21 +76,14 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     if settings.env_runner_cls is not None:
         path: Path = ("env_runners", "env_runner_cls")
         yield from find_callable(path, settings.env_runner_cls, "env runner")[1]
-    collector, path = settings.sample_collector, ("env_runners", "sample_collector")
-    if collector is not None and collector not in registry.COLLECTORS:
-        yield from _check_name(path, collector, tuple(registry.COLLECTORS), "collector")
-        alone = settings.remote_env_batch_wait_ms is not None  # sub-environments do not wait
-        own = find_callable(path, collector, "collector")[0]
-        columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
-        is_columnar = isinstance(own, type) and issubclass(own, columnar)
-        if is_columnar and (experiment.multi_agent.policies or alone):
-            message = f"{collector} needs slots that all act together, which these do not"
-            yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
+    yield from _check_collector(experiment)
     yield from _check_wrappers(experiment)
     yield from _check_model(experiment.model)
-    yield from _check_distributions(experiment)
-    yield from _check_explorations(experiment)
-    yield from _check_training(experiment)
+    for prefix, networks in addressed_settings(experiment):
+        address: Path = tuple(part for part in prefix.split(".") if part)
+        yield from _check_distribution(experiment, networks, address)
+        yield from _check_exploration(networks.exploration, (*address, "exploration", "type"))
+        yield from _check_training(networks.training, (*address, "training"))
     for name, given in _GIVEN_TO_CONNECTORS.items():
         for i, connector in enumerate(getattr(settings, name)):
             yield from _check_use(("env_runners", name, i), connector, "connector", given=given)
@@ -101,6 +96,21 @@ def check_code(experiment: ExperimentConfig) -> Iterator[Finding]:
     yield from _check_policies(experiment.multi_agent)
     for path in AGENTS:
         yield from _check_agents(path, getattr(experiment, path[0]).agents)
+
+
+def _check_collector(experiment: ExperimentConfig) -> Iterator[Finding]:
+    settings = experiment.env_runners
+    collector, path = settings.sample_collector, ("env_runners", "sample_collector")
+    if collector is None or collector in registry.COLLECTORS:
+        return
+    yield from _check_name(path, collector, tuple(registry.COLLECTORS), "collector")
+    alone = settings.remote_env_batch_wait_ms is not None  # sub-environments do not wait
+    own = find_callable(path, collector, "collector")[0]
+    columnar = import_object(registry.COLLECTORS[registry.DEFAULT_COLLECTOR])
+    is_columnar = isinstance(own, type) and issubclass(own, columnar)
+    if is_columnar and (experiment.multi_agent.policies or alone):
+        message = f"{collector} needs slots that all act together, which these do not"
+        yield Finding(path, f"{message}; derive it from SimpleListCollector or SampleCollector")
 
 
 def _check_wrappers(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -282,19 +292,17 @@ def _check_model(model: ModelConfig) -> Iterator[Finding]:
         yield Finding(("model", memories[0]), message)
 
 
-def _check_training(experiment: ExperimentConfig) -> Iterator[Finding]:
+def _check_training(training: TrainingConfig, path: Path) -> Iterator[Finding]:
     """Code that changes train batches and losses."""
-    for prefix, settings in addressed_settings(experiment):
-        path: Path = (*(part for part in prefix.split(".") if part), "training")
-        for i, connector in enumerate(settings.training.learner_connectors):
-            place, use = (*path, "learner_connectors", i), connector.use
-            for finding in _check_use(place, connector, "connector"):
-                made = finding.path == place and inspect.isfunction(find_callable(place, use)[0])
-                hint = "; it makes the connector: name a class whose __call__ takes the batch"
-                yield replace(finding, message=finding.message + hint) if made else finding
-        if settings.training.loss is not None:
-            call = ("module", "rows", "loss", "statistics")
-            yield from _check_called((*path, "loss"), settings.training.loss, call)
+    for i, connector in enumerate(training.learner_connectors):
+        place, use = (*path, "learner_connectors", i), connector.use
+        for finding in _check_use(place, connector, "connector"):
+            made = finding.path == place and inspect.isfunction(find_callable(place, use)[0])
+            hint = "; it makes the connector: name a class whose __call__ takes the batch"
+            yield replace(finding, message=finding.message + hint) if made else finding
+    if training.loss is not None:
+        call = ("module", "rows", "loss", "statistics")
+        yield from _check_called((*path, "loss"), training.loss, call)
 
 
 def _check_called(path: Path, use: str, arguments: tuple[str, ...]) -> Iterator[Finding]:
@@ -314,26 +322,26 @@ def _check_called(path: Path, use: str, arguments: tuple[str, ...]) -> Iterator[
         yield Finding(path, message)
 
 
-def _check_distributions(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Whether the distributions that models name exist, and suit the algorithm."""
-    for prefix, settings in addressed_settings(experiment):
-        choice = settings.model.distribution
-        if choice is None:
-            continue
-        address = tuple(part for part in prefix.split(".") if part)
-        path = (*address, "model", "distribution")
-        names = tuple(registry.DISTRIBUTIONS)
-        findings = [] if choice in names else list(_check_name(path, choice, names, None))
-        yield from findings
-        if not findings:
-            kind = import_object(registry.DISTRIBUTIONS.get(choice, choice))
-            yield from _check_distribution(experiment, settings, kind, address)
-
-
 def _check_distribution(
-    experiment: ExperimentConfig, settings: PolicySettings, kind: Any, address: Path
+    experiment: ExperimentConfig, settings: PolicySettings, address: Path
 ) -> Iterator[Finding]:
+    """Whether the distribution that a model names exists, and suits the algorithm."""
     path, choice = (*address, "model", "distribution"), settings.model.distribution
+    if choice is None:
+        return
+    names = tuple(registry.DISTRIBUTIONS)
+    findings = [] if choice in names else list(_check_name(path, choice, names, None))
+    yield from findings
+    if not findings:
+        yield from _check_fit(experiment, settings, address)
+
+
+def _check_fit(
+    experiment: ExperimentConfig, settings: PolicySettings, address: Path
+) -> Iterator[Finding]:
+    """Whether a distribution suits the algorithm and its settings."""
+    path, choice = (*address, "model", "distribution"), str(settings.model.distribution)
+    kind = import_object(registry.DISTRIBUTIONS.get(choice, choice))
     try:
         algorithm = registry.algorithm_class(experiment.algorithm)
     except ImportPathError:  # which has been found
@@ -354,29 +362,26 @@ def _check_distribution(
         yield Finding(("connectors", "normalize_actions"), message)
 
 
-def _check_explorations(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Strategies of the user's own, each a class that is made with the action space."""
+def _check_exploration(exploration: ExplorationConfig, path: Path) -> Iterator[Finding]:
+    """A strategy of the user's own: a class that is made with the action space."""
+    spec, names = exploration.type, get_args(ExplorationType)
+    if not isinstance(spec, UseSpec):
+        return
+    findings = list(_check_name(path, spec.use, names, "exploration strategy"))
+    yield from findings
+    if findings:
+        return
     base = import_object("rlrun.policies.exploration_strategy:ExplorationStrategy")
     schedules = import_object("rlrun.policies.exploration_strategy:SCHEDULES")
-    for prefix, settings in addressed_settings(experiment):
-        spec, names = settings.exploration.type, get_args(ExplorationType)
-        if not isinstance(spec, UseSpec):
-            continue
-        path = (*(part for part in prefix.split(".") if part), "exploration", "type")
-        findings = list(_check_name(path, spec.use, names, "exploration strategy"))
-        yield from findings
-        if findings:
-            continue
-        found = import_object(spec.use)
-        is_strategy = isinstance(found, type) and issubclass(found, base)
-        if not is_strategy:
-            yield Finding(path, f"{spec.use} is not a subclass of rlrun.ExplorationStrategy")
-        elif unknown := set(found.schedules).difference(schedules):
-            known = ", ".join(schedules)
-            message = f"{spec.use}.schedules names {min(unknown)!r}; choose from {known}"
-            yield Finding(path, message)
-        else:
-            yield from check_arguments(path, spec.use, found, spec.kwargs, positional=1)
+    found = import_object(spec.use)
+    is_strategy = isinstance(found, type) and issubclass(found, base)
+    if not is_strategy:
+        yield Finding(path, f"{spec.use} is not a subclass of rlrun.ExplorationStrategy")
+    elif unknown := set(found.schedules).difference(schedules):
+        message = f"{spec.use}.schedules names {min(unknown)!r}; choose from {', '.join(schedules)}"
+        yield Finding(path, message)
+    else:
+        yield from check_arguments(path, spec.use, found, spec.kwargs, positional=1)
 
 
 def _positional_of_model(found: Any) -> int:
