@@ -226,39 +226,35 @@ def _exploration(old: RLlibSettings) -> None:
         assert kind is not None
         old.set("exploration.epsilon", 0.4, kind, "PerWorkerEpsilonGreedy")
         old.set("exploration.runner_exponent", 7, kind, "PerWorkerEpsilonGreedy")
-        for key in [key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")]:
-            reason = "PerWorkerEpsilonGreedy gives each runner a constant epsilon"
-            old.drop(f"{_EXPLORES}{key}", reason)
+        for key in filter(old.is_given, _EPSILON):
+            old.drop(key, "PerWorkerEpsilonGreedy gives each runner a constant epsilon")
     elif name == "EpsilonGreedy":
         _epsilon(old)
     elif kind is not None and name in tables().explorations:
         old.set("exploration.type", name, kind, "exploration_config.type")
         if name in _NOISES:
-            _NOISES[name](old, kind, name)
+            rule, random_steps = _NOISES[name]
+            rule(old, kind, name)
+            if "exploration.random_steps" not in old.values:
+                old.set("exploration.random_steps", random_steps, kind, DEFAULT)
     elif kind is not None:
         message = no_such("exploration", str(name), tables().explorations)
         old.refuse(kind, f"config.{_EXPLORES}type", message)
-    for key in _EPSILON_KEYS:
-        if not old.is_given(f"{_EXPLORES}{key}"):
-            old.take(f"{_EXPLORES}{key}")
+    for key in _EPSILON:
+        if not old.is_given(key):
+            old.take(key)
 
 
 _EXPLORES = "exploration_config."
+_EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
+_EPSILON = tuple(f"{_EXPLORES}{key}" for key in _EPSILON_KEYS)
 
 
 def _epsilon(old: RLlibSettings) -> None:
     """Convert the first and the last epsilon to a schedule."""
-    first, last, warmup, steps = (
-        old.value(f"{_EXPLORES}{key}", default)
-        for key, default in (
-            ("initial_epsilon", 1.0),
-            ("final_epsilon", 0.02),
-            ("warmup_timesteps", 0),
-            ("epsilon_timesteps", 10_000),
-        )
-    )
-    given = next((key for key in _EPSILON_KEYS if old.is_given(f"{_EXPLORES}{key}")), None)
-    source = f"{_EXPLORES}{given or 'final_epsilon'}"
+    defaults = tables().defaults["DQN"]
+    steps, last, first, warmup = (old.value(key, defaults[key]) for key in _EPSILON)
+    source = next(filter(old.is_given, _EPSILON), f"{_EXPLORES}final_epsilon")
     if old.is_given("exploration.epsilon"):
         pass  # the schedule of later releases
     elif old.value("training.noisy") is True and last == 0:
@@ -268,8 +264,8 @@ def _epsilon(old: RLlibSettings) -> None:
         if warmup:
             points.insert(1, [warmup, first])
         old.derive("exploration.epsilon", points, source, "linear between points")
-    for key in _EPSILON_KEYS:
-        old.take(f"{_EXPLORES}{key}")
+    for key in _EPSILON:
+        old.take(key)
 
 
 def _parameter_noise(old: RLlibSettings, kind: Node, name: str) -> None:
@@ -291,41 +287,33 @@ def _parameter_noise(old: RLlibSettings, kind: Node, name: str) -> None:
         key = f"config.{_EXPLORES}sub_exploration"
         message = f"only EpsilonGreedy is translated, with {', '.join(_EPSILON_KEYS)}"
         old.refuse(beside, key, message)
-    if "exploration.random_steps" not in old.values:
-        old.set("exploration.random_steps", 10_000, kind, DEFAULT)
 
 
 def _is_greedy(value: Any) -> bool:
-    known = {"type", *_EPSILON_KEYS}
-    return (
-        isinstance(value, dict) and value.get("type") == "EpsilonGreedy" and value.keys() <= known
-    )
+    is_mapping = isinstance(value, dict) and value.keys() <= {"type", *_EPSILON_KEYS}
+    return is_mapping and value.get("type") == "EpsilonGreedy"
 
 
 def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Convert noise that is added to actions: the schedule of its scale, and its units."""
+    for key, default in tables().noise_defaults.items():
+        old.values.setdefault(f"{_EXPLORES}{key}", from_plain(default, RLLIB_DEFAULT))
     first, last, steps, scale, sigma = (
-        tables().noise_defaults[key]
-        if f"{_EXPLORES}{key}" not in old.values
-        else old.take(f"{_EXPLORES}{key}")
-        for key in tables().noise_defaults
+        old.take(f"{_EXPLORES}{key}") for key in tables().noise_defaults
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
     if name == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
         # RLlib multiplies by the whole range of an action, which is 2 in rlrun.
         sigma = 2 * scale * sigma if isinstance(sigma, int | float) else sigma
         old.set("exploration.sigma", sigma, kind, "2 ou_base_scale ou_sigma")
-    if "exploration.random_steps" not in old.values:
-        old.set("exploration.random_steps", 1000, kind, DEFAULT)
 
 
 _NOISES = {
-    "GaussianNoise": _noise,
-    "OrnsteinUhlenbeckNoise": _noise,
-    "ParameterNoise": _parameter_noise,
+    "GaussianNoise": (_noise, 1000),
+    "OrnsteinUhlenbeckNoise": (_noise, 1000),
+    "ParameterNoise": (_parameter_noise, 10_000),
 }
-
-_EPSILON_KEYS = ("epsilon_timesteps", "final_epsilon", "initial_epsilon", "warmup_timesteps")
+"""Type of exploration -> its rule, and RLlib's steps of random actions at the start."""
 
 
 def _sum(first: Any, second: Any) -> Any:
