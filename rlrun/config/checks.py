@@ -148,23 +148,24 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         )
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
-    for path, is_on, connector, pipeline in (
-        (
-            ("env_runners", "observation_filter"),
-            settings.observation_filter != "NoFilter",
-            "the filter",
-            "add_default_connectors_to_env_to_module_pipeline",
-        ),
-        (
-            ("connectors", "clip_actions"),
-            experiment.connectors.clip_actions,
-            "clipping",
-            "add_default_connectors_to_module_to_env_pipeline",
-        ),
-    ):
-        if is_on and not getattr(settings, pipeline):
+    for (section, key), (connector, pipeline) in _DEFAULT_CONNECTORS.items():
+        if _changed(getattr(experiment, section), (key,)) and not getattr(settings, pipeline):
             message = f"{connector} is a default connector, and these are switched off"
-            yield Finding(path, f"{message}; env_runners.{pipeline}: true switches them on")
+            message += f"; env_runners.{pipeline}: true switches them on"
+            yield Finding((section, key), message)
+
+
+_DEFAULT_CONNECTORS = {
+    ("env_runners", "observation_filter"): (
+        "the filter",
+        "add_default_connectors_to_env_to_module_pipeline",
+    ),
+    ("connectors", "clip_actions"): (
+        "clipping",
+        "add_default_connectors_to_module_to_env_pipeline",
+    ),
+}
+"""Setting of a default connector -> what it is, and the switch of all default connectors."""
 
 
 def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -428,14 +429,12 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
-_CONNECTORS = ("env_to_module_connector", "module_to_env_connector")
+_OF_ATTENTION = tuple(name for name in ModelConfig.model_fields if name.startswith("attention_"))
+_NO_CONNECTORS = dict.fromkeys(("env_to_module_connector", "module_to_env_connector"), ())
+_NO_STATISTICS = {"observation_filter": "NoFilter", "connectors.normalize_rewards": False}
 _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("model", {"use_lstm": False, "use_gru": False, "use": None}, _OF_A_MEMORY),
-    (
-        "model",
-        {"use_attention": False, "use": None},
-        tuple(name for name in ModelConfig.model_fields if name.startswith("attention_")),
-    ),
+    ("model", {"use_attention": False, "use": None}, _OF_ATTENTION),
     ("model", {**dict.fromkeys(MEMORY_SWITCHES, False), "use": None}, ("max_seq_len",)),
     ("training", {"optimizer": "adam"}, ("rmsprop_decay", "rmsprop_epsilon")),
     ("training", {"optimizer": "rmsprop"}, ("adam_epsilon",)),
@@ -448,14 +447,10 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
     (
         "env_runners",
-        {
-            "observation_filter": "NoFilter",
-            "connectors.normalize_rewards": False,
-            **dict.fromkeys(_CONNECTORS, ()),
-        },
+        {**_NO_STATISTICS, **_NO_CONNECTORS},
         ("use_worker_filter_stats", "update_worker_filter_stats"),
     ),
-    ("env_runners", dict.fromkeys(_CONNECTORS, ()), ("episode_lookback_horizon",)),
+    ("env_runners", _NO_CONNECTORS, ("episode_lookback_horizon",)),
     (
         "env_runners",
         {"disable_env_checking": True},
@@ -465,11 +460,7 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     (
         "env_runners",
         {"num_env_runners": 0},
-        (
-            "compress_observations",
-            "sample_timeout_s",
-            "max_requests_in_flight_per_env_runner",
-        ),
+        ("compress_observations", "sample_timeout_s", "max_requests_in_flight_per_env_runner"),
     ),
     (
         "env_runners",

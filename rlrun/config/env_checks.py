@@ -24,19 +24,14 @@ _EXTRAS = (  # prefix of the entry point, module that it needs, extra that bring
     ("gymnasium.envs.box2d", "Box2D", "box2d"),
     ("gymnasium.envs.mujoco", "mujoco", "mujoco"),
 )
-_THIRD_PARTY = {  # what ids begin with -> package that registers them, its module
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "Fetch": ("gymnasium-robotics", "gymnasium_robotics"),
-    "PointMaze_": ("gymnasium-robotics", "gymnasium_robotics"),
-    "AntMaze_": ("gymnasium-robotics", "gymnasium_robotics"),
-    "Adroit": ("gymnasium-robotics", "gymnasium_robotics"),
-    "FrankaKitchen-": ("gymnasium-robotics", "gymnasium_robotics"),
-    "highway-": ("highway-env", "highway_env"),
-    "FlappyBird-": ("flappy-bird-gymnasium", "flappy_bird_gymnasium"),
-    "dm_control/": ("shimmy", "shimmy"),
+_THIRD_PARTY = {
+    "minigrid": ("MiniGrid-", "BabyAI-"),
+    "gymnasium-robotics": ("Fetch", "PointMaze_", "AntMaze_", "Adroit", "FrankaKitchen-"),
+    "highway-env": ("highway-",),
+    "flappy-bird-gymnasium": ("FlappyBird-",),
+    "shimmy": ("dm_control/",),
 }
-"""Some packages whose ids need the form "module:Id"."""
+"""Some packages whose ids need the form "module:Id" -> what their ids begin with."""
 _CONTEXT = ("context", "env_context")
 _CONFIG = ("config", "env_config")
 _GIVEN = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
@@ -212,18 +207,18 @@ def _find_spec(gymnasium: Any, use: str) -> Any:
 
 def _unknown_id(gymnasium: Any, use: str, error: Exception) -> str:
     module, _, name = use.rpartition(":")
-    third_party = next((v for k, v in _THIRD_PARTY.items() if name.startswith(k)), None)
+    third_party = next((k for k, v in _THIRD_PARTY.items() if name.startswith(v)), "")
+    its_module = third_party.replace("-", "_")
     if use.startswith(":"):
         return f"the name of the module before the colon is missing, got {use!r}"
     if isinstance(error, ImportPathError):
         if registry.is_installed(module.partition(".")[0]):
             return str(error)
-        package = third_party[0] if third_party and third_party[1] == module else module
+        package = third_party if its_module == module else module
         return f"{error}: pip install the package that brings it ({package})"
-    if third_party is not None and not module:
-        package, module = third_party
-        hint = "" if registry.is_installed(module) else f" (pip install {package})"
-        return f"{use} is an environment of {package}: write {module}:{use}{hint}"
+    if third_party and not module:
+        hint = "" if registry.is_installed(its_module) else f" (pip install {third_party})"
+        return f"{use} is an environment of {third_party}: write {its_module}:{use}{hint}"
     known = [*gymnasium.registry, *registry.SHIPPED_ENVS, *registry.ENVS]
     base = name.rpartition("-v")[0] or name
     versions = [known_id for known_id in known if known_id.rpartition("-v")[0] == base]
