@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from rlrun.actors.asynchronous import RoundAhead
 from rlrun.algorithms.callbacks import call_back, make_callbacks
 from rlrun.algorithms.evaluator import Evaluator
-from rlrun.algorithms.parts import Part, Stateful, as_stateful
+from rlrun.algorithms.parts import Part, Parts
 from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
@@ -108,7 +108,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.config: ExperimentConfig = config.model_copy(update={"seed": self.seed})
         self.policies, self.progress = Policies(self.config), Progress(self.config)
         self.learners, self.timers = self.policies.learners, self.progress.timers
-        self._parts: dict[str, Stateful] = {}
+        self._parts = Parts()
         sources = read_sources(self.config)  # before anything is started
         self._callbacks = make_callbacks(config.callbacks)
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
@@ -211,7 +211,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def keep(self, name: str, part: P) -> P:
         """Save and restore a part of the algorithm with its checkpoints; returns the part."""
-        self._parts[name] = as_stateful(name, part)
+        self._parts.add(name, part)
         return part
 
     @property
@@ -457,9 +457,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def _forget(self, policy_id: str) -> None:
         self.policies.remove(policy_id)
-        for part in self._parts.values():
-            if (forget := getattr(part, "forget", None)) is not None:
-                forget(policy_id)
+        self._parts.forget(policy_id)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -484,7 +482,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             "progress": self.progress.get_state(),
             "policies": self.policies.get_state(),
             "env_runners": {str(index): state for index, state in runners.items()},
-            "algorithm": {name: part.get_state() for name, part in self._parts.items()},
+            "algorithm": self._parts.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -497,8 +495,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         if self._ahead is not None and "ahead" not in parts:  # it ran without sample_async
             parts = {**parts, "ahead": {}}
             self.policies.reads.set_state({})  # columns left out then may be read now
-        for name, part in self._parts.items():
-            part.set_state(parts[name])
+        self._parts.set_state(parts)
 
     def after_restore(self) -> None:
         """Called once the weights and state of a checkpoint have been set."""

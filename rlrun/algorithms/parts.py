@@ -1,7 +1,7 @@
 """Parts of an algorithm: what its checkpoints hold besides learners, networks and progress.
 
-Owns what a part must be able to do, and `ByPolicy`, which has a part for each policy. Must not know
-what a part is for.
+Owns what a part must be able to do, `Parts`, which `Algorithm.keep` adds to, and `ByPolicy`, which
+has a part for each policy. Must not know what a part is for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from rlrun.learning.learner import Learner
 
 State = dict[str, Any]
 
@@ -28,20 +30,74 @@ class Stateful(Protocol):
         """Restore a state from `get_state`."""
 
 
-Part = Stateful | nn.Module | Optimizer
+Part = Stateful | Learner | nn.Module | Optimizer
 """A part of an algorithm that is saved in checkpoints. A method ``forget(policy_id)``, if it has
 one, drops what belongs to a removed policy."""
 
 
-def as_stateful(name: str, part: Part) -> Stateful:
-    """The part itself, or an adapter of a torch module or optimizer.
+class Parts:
+    """The parts of an algorithm by name, and the states of parts that are still to be made."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Stateful] = {}
+        self._to_come: dict[str, State] = {}
+
+    def add(self, name: str, part: Part) -> None:
+        """Add a part; one that is made only after a checkpoint is restored gets its state here.
+
+        Raises:
+            ValueError: there is a part of that name. TypeError: it has no state.
+        """
+        if name in self._made:
+            raise ValueError(f"keep({name!r}, ...): there is a part of that name already")
+        self._made[name] = stateful = _as_stateful(name, part)
+        if name in self._to_come:
+            stateful.set_state(self._to_come.pop(name))
+
+    def forget(self, policy_id: str) -> None:
+        """Drop what belongs to a removed policy."""
+        for part in self._made.values():
+            if (forget := getattr(part, "forget", None)) is not None:
+                forget(policy_id)
+
+    def get_state(self) -> State:
+        """The states of all parts, by name."""
+        return {**self._to_come, **{name: part.get_state() for name, part in self._made.items()}}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from `get_state`; raises KeyError if it lacks a part."""
+        for name, part in self._made.items():
+            part.set_state(state[name])
+        self._to_come = {name: state[name] for name in state if name not in self._made}
+
+
+def _as_stateful(name: str, part: Part) -> Stateful:
+    """The part itself, or an adapter of a learner, or of a torch module or optimizer.
 
     Raises:
         TypeError: it has no state.
     """
     if not isinstance(part, Part):
         raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
+    if isinstance(part, Learner):
+        return _WithWeights(part)
     return part if isinstance(part, Stateful) else _StateDict(part)
+
+
+class _WithWeights:
+    """A learner as a `Stateful`: its own state, and the weights, which that lacks."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    def get_state(self) -> State:
+        """The learner's state and weights."""
+        return {"learner": self._learner.get_state(), "weights": self._learner.named_weights()}
+
+    def set_state(self, state: State) -> None:
+        """Restore a state from `get_state`."""
+        self._learner.load_named_weights(state["weights"])
+        self._learner.set_state(state["learner"])
 
 
 class _StateDict:

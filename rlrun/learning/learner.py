@@ -20,18 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import import_object
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors, num_rows_of
-from rlrun.learning.losses import Gradient, Loss, Statistics, changed_loss, require_numbers
-from rlrun.learning.optimizers import FlatAdam, FlatRMSProp
+from rlrun.learning.losses import (
+    Gradient,
+    Loss,
+    Statistics,
+    changed_loss,
+    require_loss,
+    require_numbers,
+)
+from rlrun.learning.optimizers import make_optimizer
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_integer_buffers
-from rlrun.policies.networks import keep_freed_memory, set_num_threads
+from rlrun.policies.networks import keep_freed_memory, resolve_device, set_num_threads
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 
@@ -76,7 +82,7 @@ class Learner:
         self.views = [] if only_obs else [name for name in seen if name not in unread]
         # Views that the module cannot have when it acts, such as of later steps, are for losses.
         self._for_losses = [n for n in views if views[n].used_for_training and n not in seen]
-        self.optimizer = _optimizer(self.parameters, training)
+        self.optimizer = make_optimizer(self.parameters, training)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
@@ -217,10 +223,17 @@ class Learner:
         function = self._configured(loss)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
-            total, statistics = function(module, as_tensors(rows, self.device), **arguments)
+            returned = function(module, as_tensors(rows, self.device), **arguments)
             self.parameters.zero_grad()
-            total.backward(inputs=self._trained)
-            return statistics
+            try:
+                total, statistics = returned
+                total.backward(inputs=self._trained)
+                return {
+                    k: x.detach() if isinstance(x, Tensor) else x for k, x in statistics.items()
+                }
+            except (TypeError, ValueError, RuntimeError, AttributeError):
+                require_loss(returned, f"the loss {loss.__qualname__}")
+                raise
 
         return gradient
 
@@ -276,15 +289,6 @@ class Learner:
         self.parameters.load_named(weights)
 
 
-def _optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:
-    vector, grads = parameters.vector, parameters.grads
-    if training.optimizer == "rmsprop":
-        return FlatRMSProp(
-            vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
-        )
-    return FlatAdam(vector, grads, eps=training.adam_epsilon)
-
-
 def means_of_rows(by_row: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     """The mean of each statistic ``[M]`` of a minibatch."""
     table = np.array(tuple(by_row.values()), dtype=np.float32)
@@ -329,20 +333,3 @@ def _weighted(
         pick = np.fmin if names[i].startswith("min_") else np.fmax
         result[names[i]] = float(pick.reduce(table[:, i]))
     return result, dict(zip(names, totals.tolist(), strict=True))
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device of this name on this machine: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        ConfigError: the device is missing.
-    """
-    found = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if found else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= found:
-        there = f"{found} CUDA device{'s' if found != 1 else ''}" if found else "no CUDA device"
-        message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
-        raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
-    return device

@@ -32,22 +32,14 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
     """A loss changed by ``hook(module, rows, loss, statistics)``.
 
     Raises:
-        TypeError: the hook returned something other than a scalar with gradient, and statistics.
+        TypeError: see `require_loss`.
     """
 
     def changed(module: RLModule, rows: Rows, **arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
         own, statistics = loss(module, rows, **arguments)
         returned = hook(module, rows, own, dict(statistics))
-        match returned:
-            case (Tensor() as total, Mapping() as further) if (
-                total.dim() == 0 and total.requires_grad
-            ):
-                own_device = total.device
-            case _:
-                raise TypeError(
-                    "training.loss must return a scalar tensor with gradient and a dict of "
-                    f"statistics, not {returned!r}"
-                )
+        total, further = require_loss(returned, "training.loss")
+        own_device = total.device
         numbers = {
             name: torch.as_tensor(x, dtype=torch.float32, device=own_device).detach()
             for name, x in further.items()
@@ -55,6 +47,27 @@ def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]
         return total, {**numbers, **statistics}
 
     return changed
+
+
+def require_loss(returned: Any, what: str) -> tuple[Tensor, Mapping[str, Any]]:
+    """What a loss returned; TypeError unless that is a scalar with gradient, and statistics."""
+    match returned:
+        case (Tensor() as total, Mapping() as statistics) if (
+            not total.dim() and total.requires_grad
+        ):
+            return total, statistics
+    parts = returned if isinstance(returned, tuple) else (returned,)
+    raise TypeError(
+        f"{what} must return a scalar tensor with gradient and a dict of statistics, not "
+        f"{' and '.join(map(_described, parts))}"
+    )
+
+
+def _described(part: Any) -> str:
+    if isinstance(part, Tensor):
+        gradient = "" if part.requires_grad else " without gradient"
+        return f"a tensor of shape {tuple(part.shape)}{gradient}"
+    return "a dict" if isinstance(part, Mapping) else f"{part!r}"
 
 
 def require_numbers(*updates: Mapping[str, Any]) -> None:

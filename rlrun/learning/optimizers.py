@@ -18,6 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlrun.config.schema import TrainingConfig
+from rlrun.policies.flat_parameters import FlatParameters
+
+
+def make_optimizer(parameters: FlatParameters, training: TrainingConfig) -> FlatAdam | FlatRMSProp:
+    """The optimizer that `training.optimizer` names."""
+    vector, grads = parameters.vector, parameters.grads
+    if training.optimizer == "rmsprop":
+        return FlatRMSProp(
+            vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
+        )
+    return FlatAdam(vector, grads, eps=training.adam_epsilon)
+
 
 class FlatAdam:
     """Adam (Kingma & Ba 2015, algorithm 1) for a parameter vector and its gradients, each ``[P]``.

@@ -1,6 +1,6 @@
 """MLPs and the encoder of images in torch; MLPs also in numpy, with their backward pass.
 
-Owns layer arithmetic and initial weights; `layers` describes the networks. Must not know of action
+Owns layer arithmetic, initial weights, and what torch computes on; `layers` describes the networks. Must not know of action
 spaces, policies or training. Shapes: N rows.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.config.problems import ConfigError, misfit
+from rlrun.config.problems import ConfigError, Origin, Problem, misfit
 from rlrun.data.column_data import Array
 from rlrun.policies.layers import (
     HIDDEN_GAINS,
@@ -463,6 +463,23 @@ OPENBLAS_THREADS = tuple(
     f"{name}openblas_set_num_threads{suffix}"
     for name, suffix in (("scipy_", "64_"), ("", "64_"), ("", ""))
 )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of this name on this machine: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        ConfigError: the device is missing.
+    """
+    found = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if found else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= found:
+        there = f"{found} CUDA device{'s' if found != 1 else ''}" if found else "no CUDA device"
+        message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
+        raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
+    return device
 
 
 def set_num_threads(number: int) -> None:

@@ -242,6 +242,27 @@ def test_what_is_kept_needs_a_state_and_no_forget(several, tmp_path):
         algorithm.keep("count", 5)
     with pytest.raises(CheckpointError, match="not fit this experiment: it holds no 'critic'"):
         algorithm.restore(tmp_path / "before")
+    with pytest.raises(ValueError, match=r"keep\('critic', \.\.\.\): there is a part of that name"):
+        algorithm.keep("critic", torch.nn.Linear(1, 1))
+
+
+def test_a_part_that_is_made_after_a_restore_gets_its_state(several, tmp_path):
+    first, second = (several("PPO", multi_agent={"policies": ["main"]}) for _ in range(2))
+    weight = first.keep("late", torch.nn.Linear(1, 1)).weight
+    first.save(tmp_path / "saved")
+    second.restore(tmp_path / "saved")
+    assert np.array_equal(second.get_state()["algorithm"]["late"]["weight"], weight.detach())
+    assert torch.equal(second.keep("late", torch.nn.Linear(1, 1)).weight, weight)
+
+
+def test_a_learner_is_kept_with_its_weights(several, tmp_path):
+    algorithm = several("PPO", multi_agent={"policies": ["main"]})
+    critic = algorithm.keep("critic", algorithm.make_learner("main"))
+    algorithm.save(tmp_path / "saved")
+    before = critic.get_weights()
+    critic.parameters.vector.zero_()
+    algorithm.restore(tmp_path / "saved")
+    assert np.array_equal(critic.get_weights(), before)
 
 
 def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several, tmp_path):

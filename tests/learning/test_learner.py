@@ -15,9 +15,10 @@ from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning import learner as learner_module
-from rlrun.learning.learner import Learner, resolve_device
+from rlrun.learning.learner import Learner
 from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
+from rlrun.policies.networks import resolve_device
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 
@@ -235,6 +236,43 @@ def test_a_statistic_that_is_no_single_number_is_named(name, mine, says):
         learner.accumulate(rows.microbatches(2), 5, loss, {}, lr=1e-3)
     with pytest.raises(ValueError, match=re.escape(says)):
         learner.update(rows.minibatches(1, 2, np.random.default_rng(0)), loss, {}, lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda total: total, "not a tensor of shape ()"),
+        (lambda total: None, "not None"),
+        (lambda total: (total.expand(4), {}), "not a tensor of shape (4,) and a dict"),
+        (
+            lambda total: (total.detach(), {}),
+            "not a tensor of shape () without gradient and a dict",
+        ),
+    ],
+)
+def test_what_a_loss_must_return_is_said(change, says):
+    learner = make_learner()
+    rows = learner.load(make_batch(4), (col.ACTIONS,))
+
+    def mine(module, rows):
+        return change(module.compute_values(rows).square().mean())
+
+    with pytest.raises(TypeError) as raised:
+        learner.accumulate(rows.microbatches(None), 4, mine, {}, lr=1e-3)
+    assert "the loss test_what_a_loss_must_return_is_said.<locals>.mine must" in str(raised.value)
+    assert str(raised.value).endswith(says)
+
+
+def test_the_loss_itself_may_be_among_its_statistics():
+    learner = make_learner()
+    rows = learner.load(make_batch(4), (col.ACTIONS,))
+
+    def loss(module, rows):
+        total = module.compute_values(rows).square().mean()
+        return total, {"total_loss": total}
+
+    found = learner.update(rows.minibatches(1, 2, np.random.default_rng(0)), loss, {}, lr=1e-3)
+    assert found["total_loss"] > 0
 
 
 def test_a_statistic_of_some_microbatches_is_the_mean_of_their_rows():
