@@ -105,9 +105,9 @@ class A2C(Algorithm[A2CTraining]):
 
     def training_step(self) -> Result:
         """One iteration: sample, estimate advantages, one gradient step, sync."""
-        return synchronous_step(self, self._update)
+        return synchronous_step(self, self.update_policy)
 
-    def _update(self, policy: PolicyUpdate[A2CTraining]) -> LearnerStats:
+    def update_policy(self, policy: PolicyUpdate[A2CTraining]) -> LearnerStats:
         """Estimate advantages, then take one gradient step."""
         training, rows, batch = policy.training, policy.rows, policy.batch
         off_policy = self.config.env_runners.sample_async  # the batch is an update older

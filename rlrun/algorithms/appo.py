@@ -155,9 +155,10 @@ class APPO(Algorithm[APPOTraining]):
 
     def training_step(self) -> Result:
         """One iteration: a train batch as it arrives, updates, a broadcast if due."""
-        return asynchronous_step(self, self.batches, self._update)
+        return asynchronous_step(self, self.batches, self.update_policy)
 
-    def _update(self, policy: PolicyUpdate[APPOTraining]) -> LearnerStats:
+    def update_policy(self, policy: PolicyUpdate[APPOTraining]) -> LearnerStats:
+        """Take epochs of gradient steps towards V-trace's targets; move the target policy."""
         return self.updaters[policy.policy_id].update(policy)
 
 

@@ -39,12 +39,12 @@ from rlrun.algorithms.targets import TargetNetwork, bellman_targets, values_of_b
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import LearningRate, value_at
-from rlrun.config.schema import Count, ExplorationConfig, ModelConfig
+from rlrun.config.schema import Count, ModelConfig
 from rlrun.config.section import Positive, Real
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
-from rlrun.learning.learner import Learner, means_of_rows
+from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
@@ -278,13 +278,7 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
 
     def make_updater(self, policy_id: str) -> DQNUpdater:
         """Make a policy's updater, with a target network."""
-        return DQNUpdater(
-            self.learners[policy_id],
-            self.build_module(policy_id),
-            self.training_of(policy_id),
-            self.policies[policy_id].exploration,
-            self.config.replay.burn_in,
-        )
+        return DQNUpdater(self, policy_id)
 
     def make_buffer(self, policy_id: str) -> ReplayBuffer:
         """Make a policy's buffer: of sequences, if its network has a memory."""
@@ -317,25 +311,15 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
 class DQNUpdater(Updater):
     """Updates one policy's Q-network; owns its target network.
 
-    Args:
-        target: another network like the learner's.
-        burn_in: steps that only bring a recurrent state up to date.
-
     Attributes:
-        learner, training: as given.
+        learner, training: the policy's.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        target: RLModule,
-        training: DQNTraining,
-        exploration: ExplorationConfig,
-        burn_in: int,
-    ) -> None:
-        super().__init__(TargetNetwork(target, learner))
-        self.learner, self.training = learner, training
-        self._exploration, self._burn_in = exploration, burn_in
+    def __init__(self, algorithm: DQN, policy_id: str) -> None:
+        learner, settings = algorithm.learners[policy_id], algorithm.policies[policy_id]
+        super().__init__(TargetNetwork(algorithm.build_module(policy_id), learner))
+        self.learner, self.training = learner, algorithm.training_of(policy_id)
+        self._exploration, self._burn_in = settings.exploration, algorithm.config.replay.burn_in
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
         explores = exploration_at(self._exploration, DQN.exploration_types, env_steps)

@@ -53,9 +53,9 @@ class IMPALA(Algorithm[IMPALATraining]):
 
     def training_step(self) -> Result:
         """One iteration: a train batch as it arrives, an update, a broadcast if due."""
-        return asynchronous_step(self, self.batches, self._update)
+        return asynchronous_step(self, self.batches, self.update_policy)
 
-    def _update(self, policy: PolicyUpdate[IMPALATraining]) -> LearnerStats:
+    def update_policy(self, policy: PolicyUpdate[IMPALATraining]) -> LearnerStats:
         """Take epochs of gradient steps; V-trace is recomputed before each."""
         training, entropy_coeff = policy.training, policy.at(policy.training.entropy_coeff)
         # With V-trace's advantages and targets A2C's loss is the paper's.

@@ -58,9 +58,10 @@ class PG(Algorithm[PGTraining]):
 
     def training_step(self) -> Result:
         """One iteration: sample, sum up rewards, one gradient step, sync."""
-        return synchronous_step(self, self._update)
+        return synchronous_step(self, self.update_policy)
 
-    def _update(self, policy: PolicyUpdate[PGTraining]) -> LearnerStats:
+    def update_policy(self, policy: PolicyUpdate[PGTraining]) -> LearnerStats:
+        """Sum up rewards, then take one gradient step."""
         batch, training = policy.batch, policy.training
         returns = discounted_returns(
             batch.column(col.REWARDS),

@@ -226,21 +226,18 @@ class PPO(Algorithm[PPOTraining]):
 
     def training_step(self) -> Result:
         """One iteration: sample, update each policy, sync."""
-        return synchronous_step(self, self._update)
+        return synchronous_step(self, self.update_policy)
 
-    def _update(self, policy: PolicyUpdate[PPOTraining]) -> LearnerStats:
+    def update_policy(self, policy: PolicyUpdate[PPOTraining]) -> LearnerStats:
         """Estimate advantages, then take gradient steps for some epochs of minibatches."""
-        training, rows, batch = policy.training, policy.rows, policy.batch
-        off_policy = self.config.env_runners.sample_async  # the batch is an update older
-        explained_variance = add_advantages(
-            rows, batch, policy.module, training.gamma, training.lambda_, off_policy=off_policy
-        )
+        training, rows = policy.training, policy.rows
+        estimated = self.estimate_advantages(policy)
         if training.normalize_advantages == "batch":
             rows.columns = standardized_advantages(rows.columns)
         elif training.normalize_advantages == "minibatch":
             rows.prepare = standardized_advantages
-        if off_policy:
-            weigh_advantages(rows, batch)
+        if self.config.env_runners.sample_async:
+            weigh_advantages(rows, policy.batch)
         kl = self.kl[policy.policy_id]
         coefficients = {
             "clip_param": policy.at(training.clip_param),
@@ -262,7 +259,21 @@ class PPO(Algorithm[PPOTraining]):
             stop_early=None if max_kl is None else lambda s: float(s["approx_kl"]) > max_kl,
         )
         kl.adapt(statistics.get("kl"))
-        return {**statistics, **coefficients, "vf_explained_variance": explained_variance}
+        return {**statistics, **coefficients, **estimated}
+
+    def estimate_advantages(self, policy: PolicyUpdate[PPOTraining]) -> LearnerStats:
+        """Add the columns that the loss needs to the rows, see `add_advantages`; statistics."""
+        training = policy.training
+        off_policy = self.config.env_runners.sample_async  # the batch is an update older
+        explained_variance = add_advantages(
+            policy.rows,
+            policy.batch,
+            policy.module,
+            training.gamma,
+            training.lambda_,
+            off_policy=off_policy,
+        )
+        return {"vf_explained_variance": explained_variance}
 
 
 class AdaptiveKL:

@@ -1,7 +1,7 @@
 """MLPs and the encoder of images in torch; MLPs also in numpy, with their backward pass.
 
-Owns layer arithmetic, initial weights, and what torch computes on; `layers` describes the networks. Must not know of action
-spaces, policies or training. Shapes: N rows.
+Owns layer arithmetic, initial weights, and the devices and threads that compute; `layers` describes
+the networks. Must not know of action spaces, policies or training. Shapes: N rows.
 """
 
 import ctypes
