@@ -12,14 +12,15 @@ from pages import blocks, execute, page
 
 import rlrun
 from rlrun.algorithms import asynchronous
+from rlrun.algorithms.on_policy import PolicyUpdate
 from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.result import PhaseTimers
 from rlrun.cli.main import app
 from rlrun.config.registry import algorithm_class
 
 PAGE = page("new-algorithm.md")
-FILE, SNIPPET, TD3, ADAMW = blocks(PAGE, "python")
-(YAML, TD3_YAML, ADAMW_YAML), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
+FILE, SNIPPET, TD3, CHANGED, ADAMW = blocks(PAGE, "python")
+(YAML, TD3_YAML, CHANGED_YAML, ADAMW_YAML), (COMMANDS,) = blocks(PAGE, "yaml"), blocks(PAGE, "sh")
 
 
 @pytest.fixture
@@ -29,6 +30,8 @@ def folder(tmp_path):
     (tmp_path / "vpg_cartpole.yaml").write_text(YAML)
     (tmp_path / "td3.py").write_text(TD3)
     (tmp_path / "td3.yaml").write_text(TD3_YAML)
+    (tmp_path / "ppo_changed.py").write_text(CHANGED)
+    (tmp_path / "ppo_changed.yaml").write_text(CHANGED_YAML)
     (tmp_path / "ppo_adamw.py").write_text(ADAMW)
     (tmp_path / "ppo_adamw.yaml").write_text(ADAMW_YAML)
     return tmp_path
@@ -52,13 +55,14 @@ def test_its_python_runs(folder, monkeypatch, capsys):
 def test_the_names_in_its_tables_exist():
     names = re.findall(r"`(?:self\.)?(\w+)\(", PAGE)
     assert len(names) > 10
-    parts = ByPolicy, PhaseTimers(), rlrun.PrioritizedReplayBuffer, rlrun.Learner
+    parts = ByPolicy, PolicyUpdate, PhaseTimers(), rlrun.PrioritizedReplayBuffer, rlrun.Learner
     owners = (rlrun, rlrun.Algorithm, asynchronous, *parts, builtins)
     assert [name for name in names if not any(hasattr(owner, name) for owner in owners)] == []
 
 
 @pytest.mark.parametrize(
-    ("name", "training"), [("td3", "warmup: 20"), ("ppo_adamw", "num_epochs: 1")]
+    ("name", "training"),
+    [("td3", "warmup: 20"), ("ppo_changed", "every: 2"), ("ppo_adamw", "num_epochs: 1")],
 )
 def test_its_algorithms_are_resumed_to_the_bit(folder, monkeypatch, name, training):
     monkeypatch.chdir(folder)
@@ -73,6 +77,27 @@ def test_its_algorithms_are_resumed_to_the_bit(folder, monkeypatch, name, traini
     for file in ("weights.safetensors", "state.safetensors"):
         paths = [folder / run_dir / "checkpoints/latest" / file for run_dir in ("whole", "halves")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_its_changed_ppo_learns_by_other_advantages_and_has_its_phase(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    words = [
+        "env=MultiAgentCartPole",
+        "env.num_agents=2",
+        "multi_agent.policies=[agent_0, agent_1]",
+    ]
+    words += ["training={train_batch_size: 20, minibatch_size: 20, num_epochs: 1}"]
+    for name, more in (("GroupPPO", []), ("PhasicPPO", ["training.every=2"])):
+        given = [f"algorithm=ppo_changed:{name}", *words, *more]
+        experiment = rlrun.load_experiment(folder / "ppo_changed.yaml", given)
+        algorithm = algorithm_class(experiment.algorithm)(experiment)
+        for iteration in range(2):
+            learners = algorithm.train()["learners"]
+            for policy_id in ("agent_0", "agent_1"):
+                found = learners[policy_id]["learner_stats"]
+                has_phase = name == "PhasicPPO" and iteration == 1
+                assert ("auxiliary_kl" in found) == has_phase
+        algorithm.stop()
 
 
 def test_its_weight_decay_shrinks_weights(folder, monkeypatch):
