@@ -154,7 +154,10 @@ def _write(
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         except Exception as error:  # of the exporter about the network, or of the file's reader
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # the exporter says only that it has failed
+                cause = cause.__cause__
+            reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             raise InputError(f"{path}: this network cannot be exported: {reason}") from error
         if not difference <= TOLERANCE:
             raise InputError(

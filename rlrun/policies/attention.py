@@ -23,11 +23,9 @@ from rlrun.policies.networks import linear
 from rlrun.policies.recurrent import (
     Heads,
     MemoryActorCritic,
+    in_sequences,
     one_hot_actions,
     one_hot_width,
-    pad_sequences,
-    step_mask,
-    unpad_sequences,
 )
 from rlrun.policies.rl_module import TensorBatch
 
@@ -81,17 +79,12 @@ class AttentionActorCritic(MemoryActorCritic):
         if "prev_n_rewards" in self.view_requirements:
             parts.append(batch["prev_n_rewards"])
         x = self.project(torch.cat(parts, dim=-1))
-        mask = None
-        if col.SEQ_LENS in batch:
-            mask = step_mask(batch[col.SEQ_LENS])
-            x = pad_sequences(x, mask)
-        else:
-            x = x[:, None]
+        x, back = in_sequences(x, batch)
         remembered = []
         for k, unit in enumerate(self.units):
             remembered.append(x[:, -1])
             x = unit(x, batch[f"{col.STATE_IN_PREFIX}{k}"])
-        return (x[:, 0] if mask is None else unpad_sequences(x, mask)), remembered
+        return back(x), remembered
 
 
 class GTrXLUnit(nn.Module):

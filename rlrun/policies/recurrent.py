@@ -11,7 +11,8 @@ by side, [S, L, ...]; `pad_sequences` and `unpad_sequences` go back and forth.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
@@ -37,28 +38,26 @@ from rlrun.policies.rl_module import (
 )
 
 
-def step_mask(seq_lens: Tensor) -> Tensor:
-    """True where a row of [S, L] is a step, False where it is padding; bool [S, L].
+def in_sequences(
+    steps: Tensor, batch: TensorBatch, padding: float = 0.0
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The steps [M, ...] of a batch as sequences [S, L, ...], and the way back to [M, ...].
+
+    Without ``seq_lens`` every step is a sequence by itself.
 
     Args:
-        seq_lens: steps of each sequence, int [S].
+        padding: what stands to the right of shorter sequences.
     """
-    steps = torch.arange(int(seq_lens.max()), device=seq_lens.device)
-    return steps < seq_lens[:, None]
-
-
-def pad_sequences(steps: Tensor, mask: Tensor, value: float = 0.0) -> Tensor:
-    """Steps [M, ...] as sequences [S, L, ...], ``value`` to the right of shorter ones."""
+    if col.SEQ_LENS not in batch:
+        return steps[:, None], itemgetter((slice(None), 0))
+    seq_lens = batch[col.SEQ_LENS]
+    mask = torch.arange(int(seq_lens.max()), device=seq_lens.device) < seq_lens[:, None]
     if len(steps) == mask.numel():
-        return steps.view(*mask.shape, *steps.shape[1:])
-    padded = steps.new_full((*mask.shape, *steps.shape[1:]), value)
-    padded[mask] = steps
-    return padded
-
-
-def unpad_sequences(padded: Tensor, mask: Tensor) -> Tensor:
-    """Sequences [S, L, ...] as steps [M, ...], without the padding."""
-    return padded[mask]
+        sequences = steps.view(*mask.shape, *steps.shape[1:])
+    else:
+        sequences = steps.new_full((*mask.shape, *steps.shape[1:]), padding)
+        sequences[mask] = steps
+    return sequences, lambda padded: padded[mask]
 
 
 class Heads(nn.Module):
@@ -187,16 +186,15 @@ class RecurrentActorCritic(MemoryActorCritic):
         return [zeros, zeros] if isinstance(self.memory, nn.LSTM) else [zeros]
 
     def remember(self, batch: TensorBatch) -> tuple[Tensor, tuple[Tensor, ...]]:
-        x = self.previous.append(self.encode(batch), batch)
+        x = self.encode(batch)
+        if self.previous.width:
+            x = self.previous.append(x, batch)
         h = batch[f"{col.STATE_IN_PREFIX}0"][None]
         state = (h, batch[f"{col.STATE_IN_PREFIX}1"][None]) if self._has_cell else h
-        if col.SEQ_LENS not in batch:
-            outputs, state = self.memory(x[:, None], state)
-            h, *c = state if self._has_cell else (state,)
-            return outputs[:, 0], (h[0], *[cell[0] for cell in c])
-        mask = step_mask(batch[col.SEQ_LENS])
-        outputs, _ = self.memory(pad_sequences(x, mask), state)
-        return unpad_sequences(outputs, mask), ()
+        sequences, back = in_sequences(x, batch)
+        outputs, state = self.memory(sequences, state)
+        h, *c = state if self._has_cell else (state,)
+        return back(outputs), (h[0], *[cell[0] for cell in c])
 
 
 class PreviousStep:
@@ -226,7 +224,7 @@ class PreviousStep:
             parts.append(one_hot_actions(batch[col.PREV_ACTIONS], self._layout))
         if self._reward:
             parts.append(batch[col.PREV_REWARDS].to(torch.float32)[:, None])
-        return torch.cat(parts, dim=-1) if len(parts) > 1 else features
+        return torch.cat(parts, dim=-1)
 
 
 def one_hot_width(layout: ActionLayout) -> int:

@@ -223,6 +223,19 @@ def test_half_precision_goes_to_torchscript_alone(tmp_path):
         export(path, onnx=tmp_path / "policy.onnx")
 
 
+def test_what_an_exporter_failed_at_is_said(tmp_path, monkeypatch):
+    def write(exported, path):
+        try:
+            raise ValueError("no such operation\nmore")
+        except ValueError as error:
+            raise RuntimeError("the export failed") from error
+
+    monkeypatch.setitem(room.FORMATS, "torchscript", (write, None))
+    path = checkpoint(config_of(PPOConfig, BOX, spaces.Discrete(2), {}), tmp_path / "saved", False)
+    with pytest.raises(InputError, match=r"cannot be exported: no such operation$"):
+        export(path, torchscript=tmp_path / "policy.pt")
+
+
 def test_a_missing_package_is_noticed_before_anything_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(room, "is_installed", lambda name: name != "onnxscript")
     with pytest.raises(InputError, match=r'onnxscript: pip install "rlrun\[export\]"'):

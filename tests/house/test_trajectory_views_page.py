@@ -6,6 +6,8 @@ import types
 import pytest
 from pages import blocks, execute, page
 
+import rlrun
+
 SNIPPETS = blocks(page("trajectory-views.md"), "python")
 
 
@@ -57,6 +59,16 @@ def test_the_module_with_states_of_its_own_remembers_and_trains(views, built):
     assert algorithm.train()["training_iteration"] == 1
     learned = algorithm.get_weights()["default_policy/rate"] != before
     assert learned.all(), "through time"
+
+
+@pytest.mark.learning
+def test_the_module_with_states_of_its_own_is_exported(views, built, tmp_path):
+    pytest.importorskip("onnxruntime")
+    config = small(views, "RepeatAfterMe", length=9)
+    algorithm = built(config.model(use="views_page:LeakyTrace", width=8, max_seq_len=4))
+    algorithm.save(tmp_path / "saved")
+    files = {form: tmp_path / form for form in ("onnx", "torchscript")}
+    assert len(rlrun.export(tmp_path / "saved", **files, trust=True)) == 2
 
 
 def test_the_network_with_a_memory_trains(views, built):

@@ -22,11 +22,9 @@ from rlrun.policies.attention import Gate, WindowAttention
 from rlrun.policies.catalog import build_module
 from rlrun.policies.policy import state_names
 from rlrun.policies.recurrent import (
+    in_sequences,
     one_hot_actions,
     one_hot_width,
-    pad_sequences,
-    step_mask,
-    unpad_sequences,
 )
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.torch_policy import TorchPolicy
@@ -107,14 +105,13 @@ class OwnModule(RLModule):
         """What a decaying sum holds after each step, divided by the sum of its weights."""
         parts = [batch["obs"].float().flatten(1) / 255, batch["older"].float().flatten(1)]
         x = torch.tanh(self.layer(torch.cat(parts, dim=1)))
-        alone = col.SEQ_LENS not in batch
-        mask = step_mask(torch.ones(len(x), dtype=int) if alone else batch[col.SEQ_LENS])
+        sequences, back = in_sequences(x, batch)
         trace, weight = batch["state_in_0"], batch["state_in_1"]
         steps = []
-        for step in pad_sequences(x, mask).unbind(1):
+        for step in sequences.unbind(1):
             trace, weight = self.decay * trace + step, self.decay * weight + 1
             steps.append(trace / weight)
-        return unpad_sequences(torch.stack(steps, 1), mask), (trace, weight)
+        return back(torch.stack(steps, 1)), (trace, weight)
 
     def forward_train(self, batch):
         features, _ = self.traced(batch)
@@ -219,16 +216,17 @@ def test_what_the_padding_holds_changes_nothing(case, actions, seq_lens, junk):
     """Neither outputs nor gradients, for any numbers behind the shorter sequences."""
     module = make(*case, actions)
     batch = random_batch(module, seq_lens, np.random.default_rng(1))
-    results, padded, pad_with = [], [], pad_sequences
+    results, padded, pad_with = [], [], in_sequences
     for value in (0.0, junk):
 
-        def pad(steps, mask, value=value):
-            padded.append(int((~mask).sum()))
-            return pad_with(steps, mask, value)
+        def pad(steps, batch, value=value):
+            sequences, back = pad_with(steps, batch, value)
+            padded.append(sequences.shape[:2].numel() - len(steps))
+            return sequences, back
 
         with pytest.MonkeyPatch.context() as patch:
             for place in ("rlrun.policies.recurrent", "rlrun.policies.attention", __name__):
-                patch.setattr(f"{place}.pad_sequences", pad)
+                patch.setattr(f"{place}.in_sequences", pad)
             module.zero_grad()
             outputs = module.forward_train(batch)
             loss = outputs[col.ACTION_DIST_INPUTS].square().sum() + outputs[col.VF_PREDS].sum()
@@ -261,15 +259,17 @@ def test_the_memory_is_used_and_trained(memory, observations):
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
 def test_padding_goes_back_and_forth(seq_lens):
     steps = torch.arange(sum(seq_lens) * 2.0).view(-1, 2)
-    mask = step_mask(torch.tensor(seq_lens))
-    padded = pad_sequences(steps, mask, -1.0)
+    padded, back = in_sequences(steps, {col.SEQ_LENS: torch.tensor(seq_lens)}, -1.0)
     assert padded.shape == (len(seq_lens), max(seq_lens), 2)
     begin = 0
     for sequence, length in zip(padded, seq_lens, strict=True):
         assert sequence[:length].tolist() == steps[begin : begin + length].tolist()
         assert (sequence[length:] == -1).all(), "padding stands to the right"
         begin += length
-    assert unpad_sequences(padded, mask).tolist() == steps.tolist()
+    assert back(padded).tolist() == steps.tolist()
+    alone, back = in_sequences(steps, {})
+    assert alone.shape == (len(steps), 1, 2)
+    assert back(alone).tolist() == steps.tolist()
 
 
 @pytest.mark.parametrize(
