@@ -211,9 +211,10 @@ class Policies(Mapping[str, PolicySettings]):
             learners: the return value of `training_step`.
 
         Raises:
-            TypeError: it is not a mapping.
+            TypeError: it is not a mapping, or has a row that is none.
         """
-        if not isinstance(learners, Mapping):
+        of_each = learners.values() if isinstance(learners, Mapping) else [learners]
+        if not all(isinstance(row, Mapping) for row in of_each):
             message = "training_step() must return a dict, policy id -> its learner's results"
             raise TypeError(f"{message}, not {learners!r}")
         rows, self._rows = {**self._rows, **learners}, {}

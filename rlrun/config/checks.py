@@ -303,7 +303,10 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding(("evaluation", "agents"), "there is only one agent; remove this key")
         return
     if not getattr(algorithm_class(experiment.algorithm), "trains_several_policies", False):
-        message = f"{experiment.algorithm} learns one policy; PPO, for example, learns several"
+        message = (
+            f"{experiment.algorithm} learns one policy; PPO, for example, learns several, and so "
+            "does a class of yours that says trains_several_policies = True"
+        )
         yield Finding(("multi_agent",), message)
     if experiment.env_runners.gym_env_vectorize_mode == "vector_entry_point":
         message = 'it needs an environment of one agent; remove this key, or set it to "async"'

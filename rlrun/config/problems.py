@@ -122,6 +122,15 @@ def user_traceback(error: BaseException) -> str:
     return "".join(shown.format())
 
 
+def place_in_users_code(error: BaseException) -> str | None:
+    """File and line of the last frame of the user's code; None if there is no such frame."""
+    frames = zip(_packages(error), traceback.extract_tb(error.__traceback__), strict=True)
+    places = [
+        f"{at.filename}:{at.lineno}" for package, at in frames if package not in _NOT_THE_USERS
+    ]
+    return places[-1] if places else None
+
+
 def keep_traceback(error: BaseException) -> None:
     """Store an error's traceback in it as text, and as a note, before it is sent to a process.
 

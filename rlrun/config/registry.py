@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlrun.config.problems import place_in_users_code
+
 ALGORITHMS: dict[str, str] = {
     "PPO": "rlrun.algorithms.ppo:PPO",
     "A2C": "rlrun.algorithms.a2c:A2C",
@@ -186,7 +188,9 @@ def import_module(name: str) -> Any:
             raise ImportPathError(f"{NO_MODULE} {missing!r}") from None
         raise ImportPathError(f"{name} needs the module {missing!r}, which is missing") from error
     except (Exception, SystemExit) as error:
-        message = f"importing {name} failed: {type(error).__name__}: {error}"
+        place = place_in_users_code(error)
+        failed = "failed" if place is None else f"failed at {place}"
+        message = f"importing {name} {failed}: {type(error).__name__}: {error}"
         raise ImportPathError(message) from error
 
 

@@ -295,7 +295,10 @@ def columns_of_numbers(batch: SampleBatch, module: RLModule) -> tuple[str, ...]:
             continue
         column = batch.column(name)
         if not isinstance(column, np.ndarray) or len(column) != len(batch):
-            raise ValueError(f"column {name!r} must be an array of the batch's {len(batch)} rows")
+            raise ValueError(
+                f"column {name!r} must be an array of the batch's {len(batch)} rows, not "
+                f"{type(column).__name__} of shape {tuple(np.shape(column))}"
+            )
         if column.dtype.kind in "biuf":
             names.append(name)
     return (*names, col.NEXT_OBS) if col.NEXT_OBS in batch else (*names,)

@@ -6,6 +6,7 @@ optimizers, or where rows come from.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, ParamSpec, SupportsFloat, TypeVar
@@ -67,7 +68,7 @@ def _described(part: Any) -> str:
     if isinstance(part, Tensor):
         gradient = "" if part.requires_grad else " without gradient"
         return f"a tensor of shape {tuple(part.shape)}{gradient}"
-    return "a dict" if isinstance(part, Mapping) else f"{part!r}"
+    return "a dict" if isinstance(part, Mapping) else reprlib.repr(part)
 
 
 def require_numbers(*updates: Mapping[str, Any]) -> None:
@@ -76,7 +77,7 @@ def require_numbers(*updates: Mapping[str, Any]) -> None:
         if not isinstance(name, str):
             raise ValueError(f"the name of a statistic must be text, not {name!r}")
         if np.ndim(value) or not isinstance(value, SupportsFloat):
-            raise ValueError(f"statistic {name!r} must be one number, not {value!r}")
+            raise ValueError(f"statistic {name!r} must be one number, not {reprlib.repr(value)}")
 
 
 def closed_form(function: Callable[P, R]) -> Callable[P, R]:

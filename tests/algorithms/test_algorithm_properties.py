@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -277,6 +278,15 @@ def test_a_loss_that_is_no_number_is_named(built, monkeypatch):
     learners = {"default_policy": {"learner_stats": {"loss": "high"}}}
     monkeypatch.setattr(algorithm, "training_step", lambda: learners)
     with pytest.raises(ValueError, match="statistic 'loss' must be one number, not 'high'"):
+        algorithm.train()
+
+
+@pytest.mark.parametrize("returned", [None, {"policy_loss": 1.0}])
+def test_what_a_training_step_must_return_is_said(built, monkeypatch, returned):
+    algorithm = built("PPO")
+    monkeypatch.setattr(algorithm, "training_step", lambda: returned)
+    says = f"a dict, policy id -> its learner's results, not {returned!r}"
+    with pytest.raises(TypeError, match=re.escape(says)):
         algorithm.train()
 
 

@@ -116,12 +116,21 @@ def test_each_policy_that_trains_makes_its_step_on_its_own_rows(build, step):
     assert {name.partition("/")[0] for name in changed} == {"agent_0"}
 
 
-@pytest.mark.parametrize("column", [np.ones(3), 1.0, torch.ones(BATCH)])
-def test_a_column_that_is_not_of_the_batch_s_rows_is_named(build, column):
+@pytest.mark.parametrize(
+    ("column", "found"),
+    [
+        (np.ones(3), r"ndarray of shape \(3,\)"),
+        (1.0, r"ndarray of shape \(1,\)"),
+        (torch.ones(BATCH), r"Tensor of shape \(48,\)"),
+    ],
+)
+def test_a_column_that_is_not_of_the_batch_s_rows_is_named(build, column, found):
     algorithm = build()
     batch = algorithm.sample()
     batch["mine"] = column
-    with pytest.raises(ValueError, match="column 'mine' must be an array of the batch's 48 rows"):
+    with pytest.raises(
+        ValueError, match=f"column 'mine' must be an array of the batch's 48 rows, not {found}"
+    ):
         train_one_step(algorithm, batch, negative_logp, {"scale": 1.0})
 
 

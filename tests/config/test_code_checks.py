@@ -127,9 +127,9 @@ def test_what_is_no_policy_is_none_of_several_agents_either(write):
     ("source", "message"),
     [
         ("import no_such_thing", "broken needs the module 'no_such_thing', which is missing"),
-        ("1 / 0", "importing broken failed: ZeroDivisionError: division by zero"),
+        ("\n1 / 0", "importing broken failed at {}:2: ZeroDivisionError: division by zero"),
         ("def f(:", "importing broken failed: SyntaxError: "),
-        ("raise SystemExit(0)", "importing broken failed: SystemExit: 0"),
+        ("raise SystemExit(0)", "importing broken failed at {}:1: SystemExit: 0"),
     ],
 )
 def test_code_that_cannot_be_imported(tmp_path, monkeypatch, source, message):
@@ -137,7 +137,7 @@ def test_code_that_cannot_be_imported(tmp_path, monkeypatch, source, message):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportPathError) as caught:
         import_object("broken:f")
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(message.format(tmp_path / "broken.py"))
 
 
 def test_the_working_directory_is_importable(tmp_path, monkeypatch):
