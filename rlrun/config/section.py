@@ -18,7 +18,12 @@ class Section(BaseModel):
     """Base of every section: frozen, unknown keys refused, strings under the fields are docs."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,  # of the user's own `Training` classes
     )
 
     @classmethod

@@ -115,13 +115,13 @@ def validated(
 def _data_path(item: Any, data: Any) -> Path:
     """Pydantic's location without the names it gives to the members of a union."""
     path: list[str | int] = []
-    for part in item["loc"]:
+    for depth, part in enumerate(item["loc"]):
         if isinstance(data, dict) and part in data:
             data = data[part]
         elif isinstance(data, (list, tuple)) and isinstance(part, int):
             data = data[part] if part < len(data) else None
-        elif isinstance(data, dict) and item["type"] == "missing":
-            data = None
+        elif isinstance(data, dict) and (item["type"] == "missing" or not depth):
+            data = None  # a key that is missing, or whose default is wrong
         else:
             continue
         path.append(part)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from loading import errors
 
-from rlrun import Connector, Policy, PPOConfig
+from rlrun import PPO, Connector, Policy, PPOConfig
 from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import load_experiment
 from rlrun.config.registry import ImportPathError, import_object, import_path_of, nearest
@@ -176,3 +176,15 @@ def test_connectors_that_are_written_are_read_again(write):
     config = PPOConfig().environment("CartPole-v1").env_runners(env_to_module_connector=[plain])
     file = write(dump_yaml(config.experiment()), minimal=False)
     assert load_experiment(file).env_runners == config.experiment().env_runners
+
+
+class WrongDefault(PPO):
+    class Training(PPO.Training):
+        coeff: float = "high"  # type: ignore[assignment]
+        """A setting whose default is not of its type."""
+
+
+def test_a_default_of_a_wrong_type_is_named(write):
+    words = [f"algorithm={__name__}:WrongDefault"]
+    assert "training.coeff: expected a number, got the text 'high'" in str(errors(write(), words))
+    assert load_experiment(write(), [*words, "training.coeff=1"]).training.coeff == 1
