@@ -130,7 +130,10 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         built.callback(self.evaluator.stop)
+        given = {*vars(self)}
         self.setup()
+        made = {name: value for name, value in vars(self).items() if name not in given}
+        self._parts.warn_of_others(made, self.policies.modules())
         self.policies.acting_weights = self.policies.present_weights()
         begin_with(sources, self)
         self.env_runner_group.wait_until_built()

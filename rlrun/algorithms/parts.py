@@ -6,6 +6,7 @@ has a part for each policy. Must not know what a part is for.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -17,6 +18,8 @@ from torch.optim import Optimizer
 from rlrun.learning.learner import Learner
 
 State = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -39,6 +42,7 @@ class Parts:
     """The parts of an algorithm by name, and the states of parts that are still to be made."""
 
     def __init__(self) -> None:
+        self._kept: list[Part] = []
         self._made: dict[str, Stateful] = {}
         self._to_come: dict[str, State] = {}
 
@@ -51,8 +55,32 @@ class Parts:
         if name in self._made:
             raise ValueError(f"keep({name!r}, ...): there is a part of that name already")
         self._made[name] = stateful = _as_stateful(name, part)
+        self._kept.append(part)
         if name in self._to_come:
             stateful.set_state(self._to_come.pop(name))
+
+    def warn_of_others(self, attributes: Mapping[str, Any], networks: nn.Module) -> None:
+        """Warn of modules that learn, and optimizers, that no checkpoint will have.
+
+        Args:
+            attributes: what `Algorithm.setup` made, by name.
+            networks: what checkpoints have besides the parts.
+        """
+        saved: list[Any] = [networks, *self._kept]
+        for part in self._kept:  # a part of the user's own saves what it holds
+            saved += getattr(part, "__dict__", {}).values()
+        optimizers = {id(each) for each in saved if isinstance(each, Optimizer)}
+        modules = [each for each in saved if isinstance(each, nn.Module)]
+        parameters = {id(parameter) for module in modules for parameter in module.parameters()}
+        for name, value in attributes.items():
+            own = value.parameters() if isinstance(value, nn.Module) else ()
+            forgotten = any(each.requires_grad and id(each) not in parameters for each in own)
+            if forgotten or (isinstance(value, Optimizer) and id(value) not in optimizers):
+                _log.warning(
+                    "%s, made by setup(), is in no checkpoint, so that a resumed run will differ: "
+                    "write self.%s = self.keep(%r, ...)",
+                    *(name, name, name),
+                )
 
     def forget(self, policy_id: str) -> None:
         """Drop what belongs to a removed policy."""
