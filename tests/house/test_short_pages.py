@@ -61,7 +61,10 @@ def test_the_evaluation_of_the_page_stops_the_run_and_is_played_again(tmp_path, 
 @pytest.mark.learning
 def test_a_policy_is_cloned_from_saved_episodes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_commands(page("offline.md"), tmp_path)
-    names = {}
-    execute(blocks(page("offline.md"), "python")[0], names, "docs/offline.md")
-    assert sum(names["returns"]) / 5 > 400
+    monkeypatch.syspath_prepend(tmp_path)
+    text = page("offline.md")
+    run_commands(text, tmp_path)
+    for name, kind in (("bc.py", "python"), ("bc.yaml", "yaml")):
+        (tmp_path / name).write_text(blocks(text, kind)[0], encoding="utf-8")
+    outcome = run_experiment("bc.yaml", run_dir="runs/clone", console="quiet")
+    assert outcome.result["evaluation"]["episode_return_mean"] > 400
