@@ -18,7 +18,7 @@ from rlrun.algorithms import a2c, a3c, appo, asynchronous, dqn, impala, ppo, pro
 from rlrun.algorithms.result import PhaseTimers
 from rlrun.algorithms.runners import with_ray
 from rlrun.config.schedules import value_at
-from rlrun.learning import learner, returns, vtrace
+from rlrun.learning import learner, optimizers, returns, vtrace
 from rlrun.learning.vtrace import VTraceSettings
 
 BATCH = 128
@@ -66,7 +66,7 @@ def test_advantages_have_their_gamma_and_lambda(learning, seen_by, config, lambd
 
 @pytest.mark.parametrize("config", [PPOConfig, A2CConfig, A3CConfig])
 def test_the_optimizer_has_its_epsilon(learning, seen_by, config):
-    calls = seen_by(learner, "FlatAdam")
+    calls = seen_by(optimizers, "FlatAdam")
     learning(config())
     learning(config(), adam_epsilon=1e-3)
     assert {settings["eps"] for settings in calls} == {1e-5, 1e-3}
