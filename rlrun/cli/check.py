@@ -201,7 +201,7 @@ def _lacking_here(experiment: "ExperimentConfig") -> "Iterator[Problem]":
     from rlrun.algorithms.runners import FRACTION
     from rlrun.config.policies import evaluation_runners, num_networks
     from rlrun.config.problems import ConfigError, Origin, Problem
-    from rlrun.policies.networks import resolve_device
+    from rlrun.learning.machine import resolve_device
     from rlrun.policies.torch_policy import require_cuda
 
     try:

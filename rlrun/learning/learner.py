@@ -33,11 +33,11 @@ from rlrun.learning.losses import (
     require_loss,
     require_numbers,
 )
+from rlrun.learning.machine import keep_freed_memory, resolve_device, set_num_threads
 from rlrun.learning.optimizers import make_optimizer
 from rlrun.learning.process_group import EXTREMES, ProcessGroup
 from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_integer_buffers
-from rlrun.policies.networks import keep_freed_memory, resolve_device, set_num_threads
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 

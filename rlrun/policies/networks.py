@@ -1,11 +1,9 @@
 """MLPs and the encoder of images in torch; MLPs also in numpy, with their backward pass.
 
-Owns layer arithmetic, initial weights, and the devices and threads that compute; `layers` describes
-the networks. Must not know of action spaces, policies or training. Shapes: N rows.
+Owns layer arithmetic and initial weights; `layers` describes the networks. Must not know of action
+spaces, policies or training. Shapes: N rows.
 """
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from math import prod, sqrt
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.config.problems import ConfigError, Origin, Problem, misfit
+from rlrun.config.problems import ConfigError, misfit
 from rlrun.data.column_data import Array
 from rlrun.policies.layers import (
     HIDDEN_GAINS,
@@ -456,54 +454,3 @@ class ConvEncoder(nn.Module):
 def conv_error(message: str, setting: str = "conv") -> ConfigError:
     """The error of a setting of convolutions that does not fit the environment."""
     return misfit(f"model.{setting}", message)
-
-
-# In numpy's wheels since 2.0, in earlier ones, and in what a system or conda brings.
-OPENBLAS_THREADS = tuple(
-    f"{name}openblas_set_num_threads{suffix}"
-    for name, suffix in (("scipy_", "64_"), ("", "64_"), ("", ""))
-)
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device of this name on this machine: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        ConfigError: the device is missing.
-    """
-    found = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if found else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= found:
-        there = f"{found} CUDA device{'s' if found != 1 else ''}" if found else "no CUDA device"
-        message = f"{name!r} asked for, but torch sees {there}; use auto or cpu"
-        raise ConfigError([Problem(Origin("this machine"), "learners.device", message)])
-    return device
-
-
-def set_num_threads(number: int) -> None:
-    """Set the number of threads of torch, and of numpy if OpenBLAS computes its matrix products.
-
-    By default these split even products of small layers among all cores, and wait for the last.
-    """
-    torch.set_num_threads(number)
-    library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
-    for name in OPENBLAS_THREADS:
-        if hasattr(library, name):
-            getattr(library, name)(number)
-            break
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 1 GiB of freed memory for later allocations.
-
-    By default it returns what each minibatch frees to the system, 100 MB of images or 5 MB of SAC.
-    The page faults of the next one then take up to a fifth of an update's time, or a quarter.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # what is larger is mapped, and given back

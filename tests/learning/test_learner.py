@@ -16,9 +16,9 @@ from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.learning import learner as learner_module
 from rlrun.learning.learner import Learner
+from rlrun.learning.machine import resolve_device
 from rlrun.learning.process_group import part_of_rank
 from rlrun.policies.catalog import build_module
-from rlrun.policies.networks import resolve_device
 
 OBS_SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
 

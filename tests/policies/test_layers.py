@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.learning.machine import OPENBLAS_THREADS, set_num_threads
 from rlrun.policies.flat_parameters import FlatParameters
 from rlrun.policies.layers import Layers, Network, has_image
-from rlrun.policies.networks import MLP, OPENBLAS_THREADS, TwinMLP, set_num_threads
+from rlrun.policies.networks import MLP, TwinMLP
 from rlrun.policies.numpy_policy import FlatArrays, NumpyMLP
 
 WIDTHS = st.integers(1, 5)
