@@ -14,7 +14,9 @@ from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
 import yaml
+from yaml.composer import Composer
 from yaml.reader import ReaderError
+from yaml.resolver import Resolver
 
 from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
 
@@ -136,17 +138,15 @@ def parse_yaml(text: str, source: str, *, lines: bool = True) -> Node:
 
     Raises ConfigError: one problem for text that is not YAML, or one for each duplicate key.
     """
-    loader: Any = None
     try:
-        loader = _Composer(text)
-        document = loader.get_single_node()
+        try:
+            document = _Composer(_FastParser(text)).get_single_node()
+        except yaml.YAMLError:  # the parser written in Python explains more
+            document = _Composer(yaml.SafeLoader(text)).get_single_node()
     except yaml.YAMLError as error:
         raise ConfigError([_broken(error, source, text, lines)]) from None
     except RecursionError:
         raise ConfigError([Problem(_origin(source, None, lines), "", _TOO_DEEP)]) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
     builder = _TreeBuilder(lambda mark: _origin(source, mark, lines))
     tree = Node(None, _origin(source, None, lines))
     if document is not None:
@@ -175,13 +175,22 @@ def _origin(source: str, mark: Any, lines: bool) -> Origin:
     return Origin(source, 1, 1) if mark is None else Origin(source, mark.line + 1, mark.column + 1)
 
 
-class _Composer(yaml.SafeLoader):
+_FastParser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may lack libyaml
+
+
+class _Composer(Composer, Resolver):
     """Resolves no scalars; `style` is None for bare ones, not for quoted or tagged ones."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the name is yaml's
 
+    def __init__(self, parser: Any) -> None:
+        Composer.__init__(self)
+        Resolver.__init__(self)
+        self.check_event = parser.check_event
+        self.get_event, self.peek_event = parser.get_event, parser.peek_event
+
     def compose_scalar_node(self, anchor: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()
         node: Any = super().compose_scalar_node(anchor)
         node.style = None if event.implicit[0] else event.style or "'"
         return node

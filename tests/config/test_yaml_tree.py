@@ -1,6 +1,7 @@
 """What a scalar means, where keys stand, and what broken files say."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -162,3 +163,20 @@ _PLAIN = st.recursive(
 def test_reads_what_another_writer_wrote(value):
     text = yaml.safe_dump({"key": value}, allow_unicode=False)
     assert parse_yaml(text, "f").plain() == {"key": value}
+
+
+def test_a_file_is_read_in_few_calls():
+    text = "".join(f"section_{i}: {{number: {i}, list: [a, 'b', 1e-4]}}\n" for i in range(20))
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    previous = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        parse_yaml(text, "f")
+    finally:
+        sys.setprofile(previous)
+    assert calls / 160 < 40, "calls of Python per key or value; libyaml makes the others"
