@@ -58,13 +58,19 @@ def ls(
     from rlrun.experiment.report.tables import print_table
 
     filters = dict(_filter(text) for text in where or ())
-    entries = [entry.with_members(filters) if members else entry for entry in _entries(folder)]
-    found = [entry for entry in entries if entry.matches(filters) or (members and entry.members)]
+    of_members = filters if members else None
+    entries = _entries(folder)
+    found = [
+        entry
+        for entry in entries
+        if entry.matches(filters) or (members and entry.members_like(filters))
+    ]
     found.sort(key=SORT_KEYS[sort])
     if json:
-        typer.echo(json_module.dumps([to_json(entry) for entry in found], allow_nan=False))
+        plain = [to_json(entry, of_members or {}) for entry in found]
+        typer.echo(json_module.dumps(plain, allow_nan=False))
     elif found:
-        print_table(list_table(found, folder, members=members), style_of)
+        print_table(list_table(found, folder, of_members), style_of)
     else:
         inside = any(entry.is_sweep for entry in entries) and not members
         hint = "; use --members to search groups and sweeps" if inside else ""
@@ -184,7 +190,7 @@ def rm(
     named = [removable(path) for word in runs for path in matching(word)]
     entries = list({entry.path.resolve(): entry for entry in named}.values())  # each once
     if not yes:
-        print_table(list_table(entries, RUNS, members=False), style_of)
+        print_table(list_table(entries, RUNS), style_of)
         question = f"Remove {'this run' if len(entries) == 1 else f'these {len(entries)} runs'}?"
         try:
             typer.confirm(question, abort=True)

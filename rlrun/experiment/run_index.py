@@ -7,11 +7,11 @@ that state. It must not know how entries are shown.
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,54 +43,140 @@ _MOST_LEVELS = 3  # runs/<name>/<run> and one more
 _FILES_OF_RUNS = (RunFolder.CONFIG, SWEEP_CONFIG, "meta.json", "metrics.jsonl", CHECKPOINTS)
 
 
-@dataclass(frozen=True)
 class RunEntry:
-    """A run, group or sweep as its folder shows it; the latter two with their members."""
+    """A run, group or sweep as its folder shows it; each file is read when it is asked for."""
 
-    path: Path
-    state: str
-    """The outcome in meta.json; ``killed`` if the process ended without one; else ``running``, or
-    ``damaged``."""
-    reason: str
-    """Why it ended, or what is damaged."""
-    settings: Mapping[str, Any]
-    """Plain values, nested as in the file; empty if it is damaged."""
-    meta: Mapping[str, Any]
-    """The content of meta.json; empty if it is damaged."""
-    created: datetime
-    last: Row
-    """The last result; empty without any."""
-    metric: str
-    """The result key of the best value, `checkpoint.metric`; of a sweep `sweep.metric`."""
-    best: float | None
-    """The best value that counts, of any result; of a sweep its best trial's score."""
-    progress: float | None
-    """Used fraction of the budget in ``stop:``, 0 to 1; None without a budget."""
-    members: tuple["RunEntry", ...] = ()
-    """The runs of a group or sweep."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._folder = RunFolder(path)
 
-    @property
+    @cached_property
     def is_sweep(self) -> bool:
         """Whether it is a group or sweep."""
         return is_sweep_folder(self.path)
 
+    @cached_property
+    def members(self) -> tuple["RunEntry", ...]:
+        """The runs of a group or sweep."""
+        return tuple(map(RunEntry, _trials(self.path))) if self.is_sweep else ()
+
+    @cached_property
+    def meta(self) -> Mapping[str, Any]:
+        """The content of meta.json; empty if it is damaged."""
+        return self._folder.read_meta()
+
+    @cached_property
+    def created(self) -> datetime:
+        """When it began; if that is damaged, the time of its folder."""
+        modified = datetime.fromtimestamp(self.path.stat().st_mtime)
+        return created(self.meta) or modified.astimezone()
+
+    @cached_property
+    def _settings_and_damage(self) -> tuple[Mapping[str, Any], str | None]:
+        config = self.path / SWEEP_CONFIG if self.is_sweep else self._folder.config
+        try:
+            return plain_settings(config), None
+        except (RunFolderError, ConfigError) as error:
+            return {}, str(error).partition("\n")[0]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Plain values, nested as in the file; empty if it is damaged."""
+        return self._settings_and_damage[0]
+
+    @cached_property
+    def _state_and_reason(self) -> tuple[str, str]:
+        damage = self._settings_and_damage[1]
+        if is_in_use(self.path):
+            return "running", ""
+        if damage is not None or not self.meta:
+            return "damaged", damage or f"{self._folder.meta}: missing or damaged"
+        outcome, sessions = str(self.meta.get("outcome")), self.meta.get("sessions")
+        if outcome == "running":
+            return "killed", "its process is gone"
+        session = sessions[-1] if isinstance(sessions, list) and sessions else None
+        return outcome, str(session.get("reason") or "") if isinstance(session, dict) else ""
+
+    @property
+    def state(self) -> str:
+        """The outcome in meta.json; ``killed`` if the process ended without one; else ``running``,
+        or ``damaged``.
+        """
+        return self._state_and_reason[0]
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, or what is damaged."""
+        return self._state_and_reason[1]
+
+    @cached_property
+    def _goal(self) -> "_Goal":
+        sweep = self.settings.get("sweep")
+        by_score = self.is_sweep and isinstance(sweep, dict) and sweep.get("metric")
+        return _Goal(self.settings, "sweep" if by_score else "checkpoint")
+
+    @property
+    def metric(self) -> str:
+        """The result key of the best value, `checkpoint.metric`; of a sweep `sweep.metric`."""
+        return self._goal.metric
+
+    @cached_property
+    def _last_and_best(self) -> tuple[Row, float | None]:
+        last: Row = {}
+        best = None
+        for last in read_rows(self._folder.metrics, warn=False):
+            best = self._goal.best((best, self._goal.value(last)))
+        return last, best
+
+    @property
+    def last(self) -> Row:
+        """The last result; empty without any."""
+        return self._last_and_best[0]
+
+    @cached_property
+    def best(self) -> float | None:
+        """The best value that counts, of any result; of a sweep its best trial's score."""
+        if not self.is_sweep:
+            return self._last_and_best[1]
+        if self._goal.section == "sweep":
+            return _best_score(self.path, self._goal)
+        return self._goal.best(member.best for member in self.members)
+
+    @cached_property
+    def progress(self) -> float | None:
+        """Used fraction of the budget in ``stop:``, 0 to 1; None without a budget."""
+        if self.state == "finished":
+            return 1.0
+        if not self.members:
+            return self._goal.stop.used_budget(self.last)
+        try:
+            trials = (self.path / TRIALS_FILE).read_text(encoding="utf-8").count("\n")
+        except OSError:
+            trials = 0
+        known = sum(member.progress or 0.0 for member in self.members)
+        return known / max(trials, len(self.members))
+
     def matches(self, filters: Mapping[str, str]) -> bool:
         """Whether settings, and ``state``, equal values or match patterns, by address."""
-        known = {**self.settings, "state": self.state}
-        known["env"] = known.get("env", {}).get("use")
         for address, wanted in filters.items():
             try:
-                source = self.settings if address.startswith("env.") else known
-                value = lookup(source, address.replace(".", "/"))
+                value = self._value_at(address)
             except KeyError:
                 return False
             if value != parse_scalar(wanted) and not fnmatchcase(str(value), wanted):
                 return False
         return True
 
-    def with_members(self, filters: Mapping[str, str]) -> "RunEntry":
-        """The entry with only the members that match."""
-        return replace(self, members=tuple(each for each in self.members if each.matches(filters)))
+    def members_like(self, filters: Mapping[str, str]) -> list["RunEntry"]:
+        """The members that match."""
+        return [each for each in self.members if each.matches(filters)]
+
+    def _value_at(self, address: str) -> Any:
+        if address == "state":
+            return self.state
+        if address == "env":
+            return self.settings.get("env", {}).get("use")
+        return lookup(self.settings, address.replace(".", "/"))
 
     def sizes(self) -> dict[str, int]:
         """Bytes by entry of the folder, not counting links."""
@@ -120,7 +206,7 @@ def read_index(path: Path) -> list[RunEntry]:
         found: Iterable[Path] = _trials(resolve_run(path, SWEEP_CONFIG))
     else:
         found = _folders(path, _MOST_LEVELS)
-    return sorted(map(read_entry, found), key=lambda entry: entry.created, reverse=True)
+    return sorted(map(RunEntry, found), key=lambda entry: entry.created, reverse=True)
 
 
 def _folders(path: Path, levels: int) -> Iterator[Path]:
@@ -150,62 +236,15 @@ def find_entry(path: Path) -> RunEntry:
         RunFolderError: it is none.
     """
     if is_sweep_folder(path):
-        return read_entry(resolve_run(path, SWEEP_CONFIG))
-    return read_entry(path if _is_listed(path) else resolve_run(path))
-
-
-def read_entry(path: Path) -> RunEntry:
-    """The entry of one folder."""
-    folder, is_sweep = RunFolder(path), (path / SWEEP_CONFIG).is_file()
-    members = tuple(map(read_entry, _trials(path))) if is_sweep else ()
-    try:
-        settings = plain_settings(path / SWEEP_CONFIG if is_sweep else folder.config)
-        damage = None
-    except (RunFolderError, ConfigError) as error:
-        settings, damage = {}, str(error).partition("\n")[0]
-    meta = folder.read_meta()
-    if not meta:
-        damage = damage or f"{folder.meta}: missing or damaged"
-    rows = list(read_rows(folder.metrics, warn=False))
-    last = rows[-1] if rows else {}
-    state, reason = _state(folder, meta, damage)
-    by_score = is_sweep and isinstance(found := settings.get("sweep"), dict) and found.get("metric")
-    goal = _Goal(settings, "sweep" if by_score else "checkpoint")
-    if by_score:
-        values: Iterable[float | None] = [_best_score(path, goal)]
-    else:
-        values = [member.best for member in members] if is_sweep else map(goal.value, rows)
-    return RunEntry(
-        path=path,
-        state=state,
-        reason=reason,
-        settings=settings,
-        meta=meta,
-        created=created(meta) or datetime.fromtimestamp(path.stat().st_mtime).astimezone(),
-        last=last,
-        metric=goal.metric,
-        best=goal.best(values),
-        progress=1.0 if state == "finished" else _progress(path, goal.stop, last, members),
-        members=members,
-    )
-
-
-def _state(folder: RunFolder, meta: Mapping[str, Any], damage: str | None) -> tuple[str, str]:
-    if is_in_use(folder.path):
-        return "running", ""
-    if damage is not None:
-        return "damaged", damage
-    outcome, sessions = str(meta.get("outcome")), meta.get("sessions")
-    if outcome == "running":
-        return "killed", "its process is gone"
-    session = sessions[-1] if isinstance(sessions, list) and sessions else None
-    return outcome, str(session.get("reason") or "") if isinstance(session, dict) else ""
+        return RunEntry(resolve_run(path, SWEEP_CONFIG))
+    return RunEntry(path if _is_listed(path) else resolve_run(path))
 
 
 class _Goal:
     """The metric by which results of a run are compared, and its stop criteria."""
 
     def __init__(self, settings: Mapping[str, Any], section: str) -> None:
+        self.section = section
         chosen = settings.get(section)
         chosen = chosen if isinstance(chosen, dict) else {}
         self.metric = str(chosen.get("metric") or RETURN)
@@ -263,19 +302,6 @@ def header_of(entry: RunEntry) -> RunHeader:
     )
 
 
-def _progress(
-    path: Path, stop: StopCriteria, last: Row, members: Sequence[RunEntry]
-) -> float | None:
-    if not members:
-        return stop.used_budget(last)
-    try:
-        trials = (path / TRIALS_FILE).read_text(encoding="utf-8").count("\n")
-    except OSError:
-        trials = 0
-    known = sum(member.progress or 0.0 for member in members)
-    return known / max(trials, len(members))
-
-
 def matching(path: Path) -> list[Path]:
     """The runs and sweeps that a pattern names; a path that exists stands for itself.
 
@@ -304,7 +330,7 @@ def removable(path: Path) -> RunEntry:
         raise RunFolderError(f"{path}: a folder of runs; name one, or '{path}/*' for all of them")
     if path.parent.name == TRIALS and is_sweep_folder(path.parent.parent):
         raise RunFolderError(f"{path}: one of a sweep's runs; only {path.parent.parent} as a whole")
-    entry = read_entry(path)
+    entry = RunEntry(path)
     running = [each for each in (entry, *entry.members) if each.state == "running"]
     if running:
         raise RunFolderError(f"{running[0].path}: a process is running in this folder")

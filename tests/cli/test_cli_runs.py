@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -366,6 +367,28 @@ def test_tail_follows_until_the_run_ends_and_through_a_resumption(make_run):
 
     rows = list(follow_rows(path, is_live, last=2, pause_s=0.0))
     assert [row["env_steps"] for row in rows] == [200, 1000, 1100, 200]
+
+
+def test_results_are_read_only_where_they_are_shown(rlrun, make_run, monkeypatch):
+    def read(path, **options):
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("rlrun.experiment.run_index.read_rows", read)
+    make_run("runs/exp/a")
+    for words in (("du",), ("ls", "--where", "state=failed"), ("rm", "exp/a", "--yes")):
+        assert rlrun(*words)[0] == 0
+
+
+def test_results_are_not_all_in_memory_at_once(rlrun, make_run):
+    folder = make_run("runs/exp/a")
+    row = json.dumps({**_row(1000, 50), "more": ["x" * 10] * 1000}) + "\n"
+    (folder / "metrics.jsonl").write_text(row * 50)
+    for words in (("ls",), ("compare", "runs/exp/a"), ("tail", "exp/a", "-n", "1")):
+        rlrun(*words)  # what it imports does not count
+        tracemalloc.start()
+        assert rlrun(*words)[0] == 0
+        assert tracemalloc.get_traced_memory()[1] < len(row) * 40
+        tracemalloc.stop()
 
 
 def test_tail_shows_the_last_rows(rlrun, make_run):

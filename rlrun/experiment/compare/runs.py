@@ -8,7 +8,7 @@ metric. No code of a run is executed or imported. It must not know how runs are 
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,18 +107,13 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
             cannot be read.
     """
     plain = plain_settings(RunFolder(path).config)
-    results = list(read_rows(RunFolder(path).metrics))
-    rows = [row for row in results if number_at(row, "env_steps")]
-    if results and not rows:
-        message = "its results count no env steps, over which runs are compared"
-        raise InputError(f"{path}: {message}; `rlrun show` has its last numbers")
-    _check_metric(path, metric, rows)
-    known = [row for row in rows if number_at(row, metric) is not None]
-    if not known:
+    window = int(number_at(plain, "report/smoothing_episodes") or 1)
+    points = list(_points(path, metric, window))
+    if not points:
         return None
     # A trial of a population may have taken over another's state, and its env steps.
-    known.sort(key=lambda row: row["env_steps"])
-    window = number_at(plain, "report/smoothing_episodes") or 1
+    points.sort(key=lambda point: point[0])
+    env_steps, values, seconds, counts = map(np.array, zip(*points, strict=True))
     stop = plain.get("stop")
     return ReadRun(
         path=path,
@@ -127,29 +122,37 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
         seed=plain.get("seed"),
         settings=_compared(plain),
         goal=number_at(stop, metric) if isinstance(stop, dict) else None,
-        env_steps=_column(known, "env_steps"),
-        values=_column(known, metric),
-        seconds=_column(known, "time_s"),
-        counts=np.array([counts_already(metric, row, int(window)) for row in known]),
+        env_steps=env_steps,
+        values=values,
+        seconds=seconds,
+        counts=counts,
     )
 
 
-def _column(rows: Sequence[Row], key: str) -> Numbers:
-    return np.array([number_at(row, key) or 0.0 for row in rows])
+def _points(path: Path, metric: str, window: int) -> Iterator[tuple[float, float, float, bool]]:
+    """Env steps, value, seconds, and whether the value counts, of each result that has all.
 
-
-def _check_metric(path: Path, metric: str, rows: Sequence[Row]) -> None:
-    """Raise if a run has results, and none of them has the key."""
-    if not rows:
-        return
-    for row in rows:
-        try:
-            lookup(row, metric)
-        except KeyError:
+    Raises:
+        InputError: as `read_run`, at the end.
+    """
+    row: Row = {}
+    counts_env_steps = False
+    for row in read_rows(RunFolder(path).metrics):
+        env_steps, value = number_at(row, "env_steps"), number_at(row, metric)
+        if not env_steps:
             continue
-        return
-    hint = suggestion(metric, addresses(rows[-1]))
-    raise InputError(f"{path}: no result has the key {metric}{hint}")
+        counts_env_steps = True
+        if value is not None:
+            seconds = number_at(row, "time_s") or 0.0
+            yield env_steps, value, seconds, counts_already(metric, row, window)
+    if row and not counts_env_steps:
+        message = "its results count no env steps, over which runs are compared"
+        raise InputError(f"{path}: {message}; `rlrun show` has its last numbers")
+    try:
+        lookup(row or {metric: None}, metric)  # the last row has all keys of the others
+    except KeyError:
+        hint = suggestion(metric, addresses(row))
+        raise InputError(f"{path}: no result has the key {metric}{hint}") from None
 
 
 def _compared(plain: Mapping[str, Any]) -> Settings:

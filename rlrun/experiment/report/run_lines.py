@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, iterations_in
@@ -55,15 +56,22 @@ SORT_KEYS: dict[str, Callable[[RunEntry], Any]] = {
 """Sort keys of the list; the newest, the furthest, the best and the largest come first."""
 
 
-def list_table(entries: Iterable[RunEntry], home: Path, *, members: bool) -> Table:
-    """A row for each run or sweep, named relative to ``home``, and for its members if wanted."""
+def list_table(
+    entries: Iterable[RunEntry], home: Path, of_members: Mapping[str, str] | None = None
+) -> Table:
+    """A row for each run or sweep, named relative to ``home``.
+
+    Args:
+        of_members: filters of the members that also get a row; none if it is None.
+    """
     heads = ("run", "state", "done", "best", "size", "age")
     rows = []
     for entry in entries:
         rows.append(_row(entry, _name(entry.path, home)))
-        if members:
+        if of_members is not None:
             rows += [
-                _row(member, f"  {_name(member.path, entry.path)}") for member in entry.members
+                _row(member, f"  {_name(member.path, entry.path)}")
+                for member in entry.members_like(of_members)
             ]
     return Table(heads, rows, heads[2:])
 
@@ -96,8 +104,10 @@ def _age(created: datetime) -> str:
     return f"{int(seconds)} s"
 
 
-def to_json(entry: RunEntry) -> dict[str, Any]:
-    """A run or sweep as plain values, for JSON."""
+def to_json(
+    entry: RunEntry, of_members: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A run or sweep as plain values, for JSON, with its members that match the filters."""
     return {
         "path": str(entry.path),
         "kind": "sweep" if entry.is_sweep else "run",
@@ -112,7 +122,7 @@ def to_json(entry: RunEntry) -> dict[str, Any]:
         "best": entry.best,
         "size_bytes": sum(entry.sizes().values()),
         "last": entry.last or None,
-        "members": [to_json(member) for member in entry.members],
+        "members": [to_json(member) for member in entry.members_like(of_members)],
     }
 
 
@@ -124,7 +134,7 @@ def show_lines(entry: RunEntry) -> list[str]:
         parts = [text] if is_command else textwrap.wrap(text, 66, break_long_words=False)
         lines += [f"  {head:<12}{part}" for head, part in zip_longest([name], parts, fillvalue="")]
     if entry.members:
-        lines += ["", *list_table(entry.members, entry.path, members=False).plain_lines()]
+        lines += ["", *list_table(entry.members, entry.path).plain_lines()]
     return lines
 
 

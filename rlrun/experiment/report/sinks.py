@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -173,27 +174,30 @@ def follow_rows(
     path: Path, is_live: Callable[[], bool], *, last: int, pause_s: float = 0.5
 ) -> Iterator[Row]:
     """The last rows of a metrics.jsonl, then each that is added while the run is live."""
-    start, begun = 0, False
+    start, most = 0, last
     while True:
         goes_on = is_live()  # first, as a run writes its last rows before it ends
-        rows, end = _rows_from(path, start)
-        yield from rows if begun else rows[max(0, len(rows) - last) :]
+        rows, start = _rows_from(path, start, most)
+        yield from rows
         if not goes_on:
             return
-        start, begun = end, True
+        most = sys.maxsize
         time.sleep(pause_s)
 
 
-def _rows_from(path: Path, start: int) -> tuple[list[Row], int]:
-    """The good rows after so many bytes, and the end of the last whole line."""
+def _rows_from(path: Path, start: int, most: int) -> tuple[list[Row], int]:
+    """The good rows after so many bytes, of the last ``most`` lines; the end of the last line."""
     if not path.exists():
         return [], start
+    lines: deque[bytes] = deque(maxlen=most)
     with path.open("rb") as file:
         # A resumed run drops the rows after its checkpoint.
-        file.seek(min(start, os.fstat(file.fileno()).st_size))
-        lines = file.read().splitlines(keepends=True)
-        end = file.tell() - (0 if not lines or lines[-1].endswith(b"\n") else len(lines.pop()))
-    return [row for row in map(_row, lines) if row is not None], end
+        start = file.seek(min(start, os.fstat(file.fileno()).st_size))
+        for line in file:
+            if line.endswith(b"\n"):
+                lines.append(line)
+                start += len(line)
+    return [row for row in map(_row, lines) if row is not None], start
 
 
 def _refuse_constant(name: str) -> None:
