@@ -191,6 +191,7 @@ def test_a_page_and_a_picture(rlrun, two, make_run):
         (["a", "--threshold", "nan"], "threshold: expected a number"),
         (["a", "--json", "--csv"], "exclude each other"),
         (["damaged"], "damaged/config.yaml"),
+        (["damaged", "empty"], "damaged/config.yaml"),
         (["begun"], "no trial of this sweep has started"),
     ],
 )
@@ -204,6 +205,16 @@ def test_wrong_input_is_exit_2_with_a_message(refused, make_run, words, says):
     Path("begun").mkdir()
     Path("begun/sweep.yaml").touch()
     refused(["compare", *words], says)
+
+
+def test_a_damaged_run_is_left_out_with_a_note(rlrun, two):
+    damaged = sorted(Path("group/trials").iterdir())[0] / "config.yaml"
+    damaged.write_text("a: [")
+    code, out, _ = rlrun("compare", "group", "--json")
+    assert code == 0
+    note = json.loads(out)["notes"][0]
+    assert note.startswith(f"{damaged.parent} is left out: ")
+    assert f"{damaged}:1:5: not valid YAML" in note
 
 
 def test_curves_at_several_env_steps_and_the_way_to_several_thresholds(rlrun, two):

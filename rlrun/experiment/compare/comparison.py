@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlrun.config.problems import InputError
+from rlrun.config.problems import ConfigError, InputError
 from rlrun.data.results import RETURN
 from rlrun.experiment.compare.runs import Numbers, ReadRun, Settings, find_runs, read_run
 from rlrun.experiment.report.statistics import (
@@ -29,6 +29,7 @@ from rlrun.experiment.report.statistics import (
     performance_profile,
     probability_of_improvement,
 )
+from rlrun.experiment.run_folder import RunFolderError
 from rlrun.experiment.sweep.points import settings_text
 
 POINTS = 101
@@ -187,8 +188,8 @@ def compare(
             left out. Default the most that all runs have.
 
     Raises:
-        InputError: no such run, no such metric, or runs that cannot be compared. ConfigError: a
-        run's settings cannot be read.
+        InputError: no such run, no such metric, or runs that cannot be compared. RunFolderError,
+        ConfigError: no run's settings can be read.
     """
     sign = 1.0 if mode == "max" else -1.0
     thresholds = [] if threshold is None else sorted(np.ravel(threshold).tolist(), key=sign.__mul__)
@@ -236,8 +237,15 @@ def compare(
 def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]:
     """The runs with a number for the metric; of runs with equal settings and seed, the last."""
     runs: dict[object, ReadRun] = {}
+    damage: Exception | None = None
     for path in paths:
-        run = read_run(path, metric)
+        try:
+            run = read_run(path, metric)
+        except (ConfigError, RunFolderError) as error:
+            damage = error
+            reason, *_ = str(error).splitlines()
+            notes.append(f"{path} is left out: {reason}")
+            continue
         if run is None:
             notes.append(f"{path} is left out: it has no {metric} yet")
             continue
@@ -246,7 +254,7 @@ def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]
             notes.append(f"{runs[same].path} is left out: {path} has the same settings and seed")
         runs[same] = run
     if not runs:
-        raise InputError(f"none of these runs has a number for {metric} yet")
+        raise damage or InputError(f"none of these runs has a number for {metric} yet")
     return list(runs.values())
 
 
