@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -192,36 +193,44 @@ def search_of_optuna(table, *, num_points, seeds=(7,)):
     sweep = experiment(
         "sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 1, search: optuna}"
     )
-    optuna = make_optuna(sweep, table.num_points)
-    search = TrialSearch(table, lambda trial: {}, optuna=optuna, num_points=num_points, seeds=seeds)
-    return search, optuna
+    optuna = partial(make_optuna, sweep)
+    return TrialSearch(table, lambda trial: {}, optuna=optuna, num_points=num_points, seeds=seeds)
 
 
-def test_a_resumed_search_of_optuna_goes_on_with_new_points(tmp_path):
-    found = table(tmp_path)
-    for last in (4, 8):
-        search, _ = search_of_optuna(found, num_points=last)
-        while search.num_trials:
-            name = f"trial-{len(found.trials)}"
-            search.suggest(name)
-            found.trials[-1].status, found.trials[-1].score = "finished", 1.0
-            search.on_trial_complete(name)
-    assert len({trial.settings["training.lr"] for trial in found.trials}) == 8
+def test_a_resumed_search_of_optuna_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
+    found = []
+    for sessions in ([14], [3, 12, 14]):  # Optuna's first ten points do not depend on others
+        found.append(table(tmp_path))
+        for last in sessions:
+            search = search_of_optuna(found[-1], num_points=last)
+            while search.num_trials:
+                name = f"trial-{len(found[-1].trials)}"
+                lr = search.suggest(name)["training.lr"]
+                trial = found[-1].trials[-1]
+                trial.status, trial.score = "finished", -abs(math.log(lr / 1e-3))
+                search.on_trial_complete(name)
+    points, again = ([trial.settings for trial in each.trials] for each in found)
+    assert len({point["training.lr"] for point in points}) == 14
+    assert points == again
 
 
-def test_optuna_hears_of_a_point_once_its_failed_trials_have_been_tried_again(
+def test_optuna_is_told_of_a_point_once_its_failed_trials_have_been_tried_again(
     tmp_path, monkeypatch
 ):
     found = table(tmp_path, (1, "failed", None), (1, "failed", None))
-    search, optuna = search_of_optuna(found, num_points=1)
     told = []
-    monkeypatch.setattr(optuna, "add_evaluated_point", lambda _, score: told.append(score))
-    for name in ("first", "second"):
+    monkeypatch.setattr(
+        "ray.tune.search.optuna.OptunaSearch.add_evaluated_point",
+        lambda self, settings, score: told.append(score),
+    )
+    search = search_of_optuna(found, num_points=4)
+    for name in ("first", "second", "third"):
         search.suggest(name)
-    for trial, name in zip(found.trials, ("first", "second"), strict=True):
-        assert told == []
+    assert told == []
+    for trial, name in zip(found.trials, ("first", "second"), strict=False):
         trial.status, trial.score = "finished", 2.0 * trial.trial
         search.on_trial_complete(name)
+    search.suggest("fourth")
     assert told == [3.0]
 
 

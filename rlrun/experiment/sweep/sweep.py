@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +319,7 @@ class _Sweep:
         sweep = self.experiment.sweep
         optuna = None
         if sweep.search == "optuna":
-            optuna = sweep_tune.make_optuna(self.experiment, self.table.num_points)
+            optuna = partial(sweep_tune.make_optuna, self.experiment)
         search = sweep_tune.TrialSearch(
             self.table,
             self._identify,

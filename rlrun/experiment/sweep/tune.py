@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray import tune
 from ray.tune import Callback, Stopper
 from ray.tune.schedulers import (
@@ -48,7 +49,7 @@ class TrialSearch(Searcher):
     Args:
         table: new trials are added to it, and saved, before they start.
         identify: returns facts about a trial that its process needs besides the settings.
-        optuna: Tune's Optuna search if it suggests the points.
+        optuna: makes the Optuna search that suggests the point of a number; None without Optuna.
         num_points, seeds: number of points of the whole search, and the seeds of each.
     """
 
@@ -57,7 +58,7 @@ class TrialSearch(Searcher):
         table: TrialTable,
         identify: Identify,
         *,
-        optuna: Any = None,
+        optuna: Callable[[int], Any] | None = None,
         num_points: int = 0,
         seeds: Sequence[int] = (),
     ) -> None:
@@ -67,11 +68,6 @@ class TrialSearch(Searcher):
         self._optuna, self._seeds = optuna, seeds
         self._points_left = max(0, num_points - table.num_points) if optuna else 0
         self._numbers: dict[str, int] = {}
-        self._asked: set[int] = set()
-        self._told: set[int] = set()
-        if optuna:
-            for point in range(1, table.num_points + 1):
-                self._tell(point)
 
     @property
     def adapts(self) -> bool:
@@ -85,8 +81,8 @@ class TrialSearch(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's config."""
-        if not self._queue and self._points_left:
-            self._ask()
+        if not self._queue and self._optuna and self._points_left:
+            self._ask(self._optuna)
         if not self._queue:
             return Searcher.FINISHED
         trial = self._queue.popleft()
@@ -98,14 +94,12 @@ class TrialSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Note the end of a trial; after the last seed of a point, pass its score to Optuna."""
+        """Note the end of a trial."""
         trial = self._table[self._numbers[trial_id]]
         if error:
             trial.status = "failed"
         elif trial.status != "finished":  # as Events notes for a run that reached its stop
             trial.status = "stopped"
-        if self._optuna:
-            self._tell(trial.point)
 
     def save(self, checkpoint_path: str) -> None:
         """Save nothing: the table is the state."""
@@ -113,49 +107,38 @@ class TrialSearch(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing."""
 
-    def _ask(self) -> None:
-        point = self._table.num_points + 1
-        settings = python_values(self._optuna.suggest(str(point)))
-        self._asked.add(point)
+    def _ask(self, optuna: Callable[[int], Any]) -> None:
+        """Add the trials of a new point, which depends on its number and the table alone.
+
+        So a resumed search suggests what it would have suggested without the interruption.
+        """
+        number = self._table.num_points + 1
+        search = optuna(number)
+        for point in range(1, number):
+            trials = self._table.of_point(point)
+            score = self._table.score_of_point(point)
+            if score is not None and all(trial.over for trial in trials):
+                search.add_evaluated_point(trials[0].settings, score)
+        settings = python_values(search.suggest(str(number)))
         self._points_left -= 1
-        self._queue.extend(self._table.add(point, settings, self._seeds))
+        self._queue.extend(self._table.add(number, settings, self._seeds))
         self._table.save()
 
-    def _tell(self, point: int) -> None:
-        """Pass the mean score over a point's seeds to Optuna, once."""
-        trials = self._table.of_point(point)
-        if point in self._told or not all(trial.over for trial in trials):
-            return
-        if any(trial.point == point for trial in self._queue):  # failed, to be tried again
-            return
-        score = self._table.score_of_point(point)
-        failed = all(trial.status == "failed" for trial in trials)
-        if point not in self._asked:  # a point of an earlier session
-            if score is not None:
-                self._optuna.add_evaluated_point(trials[0].settings, score)
-        else:
-            result = None if score is None else {self._table.metric: score}
-            self._optuna.on_trial_complete(str(point), result, error=failed)
-        self._told.add(point)
 
-
-def make_optuna(experiment: ExperimentConfig, num_points: int = 0) -> Any:
-    """Tune's Optuna search over the sweep's space.
-
-    Args:
-        num_points: number of points of earlier sessions, whose draws are not repeated.
-    """
+def make_optuna(experiment: ExperimentConfig, point: int) -> Any:
+    """Tune's Optuna search over the sweep's space, for the point of a number."""
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sweep = experiment.sweep
     space = OptunaSearch.convert_search_space(tune_space(space_of(sweep)))
+    seed = np.random.SeedSequence((seed_of(experiment), point)).generate_state(1)[0]
     return OptunaSearch(
         space=space,
         metric=sweep.metric,
         mode=sweep.mode,
-        sampler=optuna.samplers.TPESampler(seed=(seed_of(experiment) + num_points) % 2**32),
+        sampler=optuna.samplers.TPESampler(seed=int(seed)),
     )
 
 
