@@ -84,6 +84,10 @@ class RunFolder:
 
     CONFIG: ClassVar[str] = "config.yaml"
     """The file by which a folder of this kind is recognised."""
+    KILLED: ClassVar[str] = (
+        "its process was killed, or code in it exited; "
+        "env_runners.gym_env_vectorize_mode=async gives environments their own"
+    )
     RESUME: ClassVar[str] = "rlrun train --resume"
     """The command that resumes a folder."""
     SUFFIX: ClassVar[str] = "s"
@@ -255,10 +259,7 @@ class RunFolder:
         self._earlier = self.read_meta()
         meta = self._earlier or {"created": _now(), "sessions": []}
         if meta.get("outcome") == "running":
-            _log.warning(
-                "the last session ended without an outcome: its process was killed, or code in it "
-                "exited; env_runners.gym_env_vectorize_mode=async gives environments their own"
-            )
+            _log.warning("the last session ended without an outcome: %s", self.KILLED)
         session = {
             "started": _now(),
             "ended": None,

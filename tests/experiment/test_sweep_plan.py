@@ -14,6 +14,7 @@ from rich.console import Console
 
 from rlrun.actors.ray_runtime import ResourceError, Resources
 from rlrun.config.checks import most_iterations
+from rlrun.config.dump import dump_yaml
 from rlrun.config.loader import resolve
 from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.schema import MultiAgentConfig, SweepConfig
@@ -23,7 +24,7 @@ from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
 from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
-from rlrun.experiment.sweep.sweep import run_sweep
+from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trials import Trial, TrialTable
 from rlrun.experiment.sweep.tune import (
     Events,
@@ -232,6 +233,30 @@ def test_optuna_is_told_of_a_point_once_its_failed_trials_have_been_tried_again(
         search.on_trial_complete(name)
     search.suggest("fourth")
     assert told == [3.0]
+
+
+def test_a_trial_whose_folder_was_removed_is_run_again(tmp_path, monkeypatch):
+    text = dump_yaml(experiment("sweep: {space: {training.lr: {grid: [1e-4, 1e-3]}}}"))
+    (tmp_path / "sweep.yaml").write_text(text)
+    (tmp_path / "meta.json").write_text('{"outcome": "running"}')
+    found = table(tmp_path, (1, "finished", 5.0), (2, "finished", 6.0))
+    found.save()
+    (tmp_path / "trials/0002").mkdir(parents=True)
+    left = []
+    for name in ("start_ray", "stop_ray", "cluster_resources"):
+        monkeypatch.setattr(f"rlrun.experiment.sweep.sweep.{name}", Mock())
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep.trials_at_once", Mock(return_value=1))
+    monkeypatch.setattr(
+        "rlrun.experiment.sweep.tune.run_trials",
+        lambda search, *_, **__: left.append(search.num_trials),
+    )
+    outcome = resume_sweep(tmp_path, console="quiet")
+    assert left == [1]
+    assert [(each.status, each.score) for each in outcome.trials] == [
+        ("waiting", None),
+        ("finished", 6.0),
+    ]
+    assert "its process was killed\n" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):

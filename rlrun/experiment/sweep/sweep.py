@@ -148,6 +148,7 @@ def _resumed(
         planned = _Plan(experiment, None, address)
         if folder.trials.exists():
             table = TrialTable.read(folder.trials, metric=settings.metric, mode=settings.mode)
+            table.renew([t for t in table.trials if not (folder.path / t.folder).is_dir()])
             if not trust:
                 _require_known_code(folder, table, experiment)
             _read_settings(folder, table, trust=trust)

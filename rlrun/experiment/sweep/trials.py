@@ -38,6 +38,7 @@ class SweepFolder(RunFolder):
 
     CONFIG: ClassVar[str] = SWEEP_CONFIG
     RESUME: ClassVar[str] = "rlrun sweep --resume"
+    KILLED: ClassVar[str] = "its process was killed"
     SUFFIX: ClassVar[str] = "sweep-s"
 
     def __init__(self, path: Path) -> None:
@@ -138,6 +139,12 @@ class TrialTable:
         ]
         self.trials += added
         return added
+
+    def renew(self, trials: Iterable[Trial]) -> None:
+        """Let trials start anew, as those whose folders were removed."""
+        for old in trials:
+            new = Trial(trial=old.trial, point=old.point, seed=old.seed, settings=old.settings)
+            self.trials[old.trial - 1] = new
 
     @property
     def num_points(self) -> int:
