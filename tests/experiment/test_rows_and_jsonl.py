@@ -188,3 +188,12 @@ def test_a_damaged_line_is_named_and_no_other_is_lost(tmp_path, caplog, damaged)
     repair(path, rows[2])
     assert "m.jsonl:2: the line is damaged" in caplog.text
     assert list(read_rows(path)) == rows
+
+
+def test_many_damaged_lines_are_one_warning(tmp_path, caplog):
+    path = tmp_path / "m.jsonl"
+    row = {"training_iteration": 1}
+    path.write_bytes(json_line(row) + b"damaged\n" * 3)
+    assert list(read_rows(path)) == [row]
+    (message,) = caplog.messages
+    assert message == f"{path}:2: the line is damaged and skipped, as are 2 more"

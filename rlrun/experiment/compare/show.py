@@ -236,6 +236,7 @@ def plot(comparison: Comparison, path: Path) -> None:
         axes.set_xlabel("env steps" if what == "curves" else comparison.metric)
         axes.set_ylabel(comparison.metric if what == "curves" else "share of runs above")
         if what == "curves":
+            axes.yaxis.set_major_formatter(lambda value, position: short(value))
             axes.legend(frameon=False, fontsize=8)
 
     panels = ["curves", "profiles"] if profiles else ["curves"]

@@ -155,19 +155,23 @@ def read_rows(path: Path, *, warn: bool = True) -> Iterator[Row]:
     """The valid rows of a metrics.jsonl, without half a line that a kill may leave at the end.
 
     Args:
-        warn: log a warning with the number of each damaged line.
+        warn: log a warning with the number of the first damaged line.
     """
     if not path.exists():
         return
+    damaged: list[int] = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return
+                break
             row = _row(line)
             if row is not None:
                 yield row
-            elif warn:
-                log.warning("%s:%d: the line is damaged and skipped", path, number)
+            else:
+                damaged.append(number)
+    if damaged and warn:
+        more = f", as are {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
+        log.warning("%s:%d: the line is damaged and skipped%s", path, damaged[0], more)
 
 
 def follow_rows(
