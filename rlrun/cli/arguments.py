@@ -75,11 +75,15 @@ _SEVERAL = "Runs, groups or sweeps: folders, names below runs/, or patterns."
 Runs = Annotated[list[Path], run_argument("RUN...", _SEVERAL, complete_runs)]
 
 
+AUTO = Path("auto")
+"""The value of ``--resume auto``."""
+
+
 def resume_option(text: str) -> Any:
     """The option ``--resume RUN``; the word `auto` is not the name of a run."""
     return typer.Option(
         help=text,
-        parser=lambda word: Path(word) if word == "auto" else run_path(word),
+        parser=lambda word: AUTO if word == "auto" else run_path(word),
         autocompletion=complete_runs,
     )
 

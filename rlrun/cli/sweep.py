@@ -7,6 +7,7 @@ import typer
 
 from rlrun.cli import errors
 from rlrun.cli.arguments import (
+    AUTO,
     Address,
     Plain,
     Quiet,
@@ -22,7 +23,13 @@ from rlrun.cli.arguments import (
 def sweep(
     words: Words = None,
     *,
-    resume: Annotated[Path | None, resume_option("Resume this sweep, even after a kill.")] = None,
+    resume: Annotated[
+        Path | None,
+        resume_option(
+            "Resume this sweep, even after a kill. `auto` resumes the newest unfinished sweep of "
+            "FILE, or starts one."
+        ),
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Sweep folder; default: runs/<name>/<date>-<time>-sweep-s<seed>."),
@@ -37,9 +44,12 @@ def sweep(
     rlrun sweep configs/sweep_ppo_cartpole.yaml sweep.trials=8
 
     rlrun sweep --resume runs/sweep_ppo_cartpole
+
+    rlrun sweep configs/sweep_ppo_cartpole.yaml --resume auto
     """
     file, overrides = split_words(words)
-    if resume is not None:
+    auto = resume == AUTO
+    if resume is not None and not auto:
         refuse_with_resume("sweep", FILE=file, run_dir=run_dir)
     elif file is None:
         raise typer.BadParameter("name a FILE.yaml, or --resume SWEEP")
@@ -47,11 +57,11 @@ def sweep(
     from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
-    if resume is not None:
+    if resume is not None and not auto:
         outcome = resume_sweep(resume, overrides, address=address, console=style, trust=trust)
     else:
         loaded = load(file, overrides, trust=trust)
-        outcome = run_sweep(loaded, run_dir=run_dir, address=address, console=style)
+        outcome = run_sweep(loaded, run_dir=run_dir, resume=auto, address=address, console=style)
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
     if outcome.all_failed:

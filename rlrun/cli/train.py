@@ -7,6 +7,7 @@ import typer
 
 from rlrun.cli import errors
 from rlrun.cli.arguments import (
+    AUTO,
     Address,
     Plain,
     Quiet,
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from rlrun.experiment.outcome import RunOutcome
     from rlrun.experiment.report.console import ConsoleStyle
     from rlrun.experiment.sweep.report import SweepOutcome
-
-_AUTO = Path("auto")
 
 
 def train(  # noqa: PLR0913 - one parameter for each option
@@ -71,7 +70,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     """
     file, overrides = split_words(words)
     shortcuts = {"algorithm": algorithm, "env": env, "seed": seed}
-    auto = resume == _AUTO
+    auto = resume == AUTO
     if resume is not None and not auto:
         refuse_with_resume("run", FILE=file, **shortcuts, seeds=seeds)
     elif file is None and (algorithm is None or env is None):

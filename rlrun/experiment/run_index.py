@@ -6,6 +6,7 @@ that state. It must not know how entries are shown.
 """
 
 import glob
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -36,6 +37,8 @@ from rlrun.experiment.run_folder import (
 )
 from rlrun.experiment.stopping import StopCriteria
 from rlrun.experiment.sweep.trials import TrialTable
+
+_log = logging.getLogger(__name__)
 
 TRIALS = "trials"
 TRIALS_FILE = "trials.jsonl"
@@ -124,8 +127,11 @@ class RunEntry:
     def _last_and_best(self) -> tuple[Row, float | None]:
         last: Row = {}
         best = None
-        for last in read_rows(self._folder.metrics, warn=False):
-            best = self._goal.best((best, self._goal.value(last)))
+        try:
+            for last in read_rows(self._folder.metrics, warn=False):
+                best = self._goal.best((best, self._goal.value(last)))
+        except PermissionError as error:
+            _log.warning("%s: %s", error.filename, error.strerror)
         return last, best
 
     @property
@@ -179,18 +185,24 @@ class RunEntry:
         return lookup(self.settings, address.replace(".", "/"))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes by entry of the folder, not counting links."""
-        with os.scandir(self.path) as entries:
+        """Bytes by entry of the folder, not counting links, nor what cannot be read."""
+        return _sizes(self.path)
+
+
+def _sizes(folder: str | Path) -> dict[str, int]:
+    try:
+        with os.scandir(folder) as entries:
             return {entry.name: _size(entry) for entry in entries}
+    except (FileNotFoundError, PermissionError):  # removed since, by a run that is going on
+        return {}
 
 
 def _size(entry: os.DirEntry[str]) -> int:
+    if entry.is_dir(follow_symlinks=False):
+        return sum(_sizes(entry.path).values())
     try:
-        if not entry.is_dir(follow_symlinks=False):
-            return 0 if entry.is_symlink() else entry.stat().st_size
-        with os.scandir(entry) as entries:
-            return sum(map(_size, entries))
-    except FileNotFoundError:  # of a run that is going on
+        return 0 if entry.is_symlink() else entry.stat().st_size
+    except FileNotFoundError:
         return 0
 
 
@@ -214,7 +226,12 @@ def _folders(path: Path, levels: int) -> Iterator[Path]:
     if _is_listed(path):
         yield path
     elif levels:
-        for entry in os.scandir(path):
+        try:
+            entries = list(os.scandir(path))
+        except PermissionError as error:
+            _log.warning("%s: %s", path, error.strerror)
+            return
+        for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from _folders(Path(entry.path), levels - 1)
 

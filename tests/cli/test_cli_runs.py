@@ -369,6 +369,32 @@ def test_tail_follows_until_the_run_ends_and_through_a_resumption(make_run):
     assert [row["env_steps"] for row in rows] == [200, 1000, 1100, 200]
 
 
+def test_what_cannot_be_read_does_not_hide_other_runs(rlrun, make_run, monkeypatch, caplog):
+    def forbidding(call):
+        def checked(path, **options):
+            if "closed" in str(path):
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, **options)
+
+        return checked
+
+    make_run("runs/exp/a")
+    make_run("runs/exp/closed")
+    make_run("runs/closed/b")
+    monkeypatch.setattr("os.scandir", forbidding(os.scandir))
+    monkeypatch.setattr("rlrun.experiment.run_index.read_rows", forbidding(read_rows))
+    code, out, _ = rlrun("ls", "--sort", "name")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[:5] for row in rows] == [
+        ["exp/a", "finished", "100%", "90", rows[0][4]],
+        ["exp/closed", "finished", "100%", "-", "0"],
+    ]
+    assert "runs/closed: Permission denied" in caplog.text
+    assert "runs/exp/closed/metrics.jsonl: Permission denied" in caplog.text
+    assert rlrun("du")[0] == 0
+
+
 def test_results_are_read_only_where_they_are_shown(rlrun, make_run, monkeypatch):
     def read(path, **options):
         raise AssertionError(f"{path} was read")

@@ -41,7 +41,16 @@ def test_a_file_with_overrides(sweep, stand_in):
     assert code == 0
     ((name, (loaded,), kwargs),) = stand_in.calls
     assert (name, loaded.experiment.sweep.seeds) == ("run_sweep", 2)
-    assert kwargs == {"run_dir": Path("d"), "address": "a", "console": "quiet"}
+    options = {"run_dir": Path("d"), "address": "a", "console": "quiet"}
+    assert kwargs == {**options, "resume": False}
+
+
+def test_resume_auto_resumes_an_unfinished_sweep_of_the_file_or_starts_one(sweep, stand_in):
+    Path("runs/auto").mkdir(parents=True)  # a sweep of this name is not what `auto` means
+    assert sweep("fake.yaml", "--resume", "auto", "--run-dir", "d")[0] == 0
+    ((name, _, options),) = stand_in.calls
+    assert (name, options["resume"], options["run_dir"]) == ("run_sweep", True, Path("d"))
+    assert sweep("--resume", "auto")[0] == 2
 
 
 def test_the_sweep_of_another_user_is_run_and_rerun_with_trust(rlrun, sweep, stand_in, refused):

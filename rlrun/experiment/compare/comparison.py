@@ -241,7 +241,7 @@ def _read(paths: Sequence[Path], metric: str, notes: list[str]) -> list[ReadRun]
     for path in paths:
         try:
             run = read_run(path, metric)
-        except (ConfigError, RunFolderError) as error:
+        except (ConfigError, RunFolderError, PermissionError) as error:
             damage = error
             reason, *_ = str(error).splitlines()
             notes.append(f"{path} is left out: {reason}")
