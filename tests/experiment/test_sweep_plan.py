@@ -1,10 +1,12 @@
 """Points of a sweep and their order, resources, schedulers, ranking of trials."""
 
+import errno
 import io
 import math
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -25,6 +27,7 @@ from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_tex
 from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
+from rlrun.experiment.sweep.trial import IDENTITY
 from rlrun.experiment.sweep.trials import Trial, TrialTable
 from rlrun.experiment.sweep.tune import (
     Events,
@@ -235,28 +238,55 @@ def test_optuna_is_told_of_a_point_once_its_failed_trials_have_been_tried_again(
     assert told == [3.0]
 
 
-def test_a_trial_whose_folder_was_removed_is_run_again(tmp_path, monkeypatch):
+@pytest.fixture
+def killed_sweep(tmp_path, monkeypatch):
+    """A sweep of two trials, both finished; one folder was removed. Ray is not started."""
     text = dump_yaml(experiment("sweep: {space: {training.lr: {grid: [1e-4, 1e-3]}}}"))
     (tmp_path / "sweep.yaml").write_text(text)
     (tmp_path / "meta.json").write_text('{"outcome": "running"}')
     found = table(tmp_path, (1, "finished", 5.0), (2, "finished", 6.0))
     found.save()
     (tmp_path / "trials/0002").mkdir(parents=True)
-    left = []
     for name in ("start_ray", "stop_ray", "cluster_resources"):
         monkeypatch.setattr(f"rlrun.experiment.sweep.sweep.{name}", Mock())
     monkeypatch.setattr("rlrun.experiment.sweep.sweep.trials_at_once", Mock(return_value=1))
+    return tmp_path
+
+
+def test_a_trial_whose_folder_was_removed_is_run_again(killed_sweep, monkeypatch):
+    left = []
     monkeypatch.setattr(
         "rlrun.experiment.sweep.tune.run_trials",
         lambda search, *_, **__: left.append(search.num_trials),
     )
-    outcome = resume_sweep(tmp_path, console="quiet")
+    outcome = resume_sweep(killed_sweep, console="quiet")
     assert left == [1]
     assert [(each.status, each.score) for each in outcome.trials] == [
         ("waiting", None),
         ("finished", 6.0),
     ]
-    assert "its process was killed\n" in (tmp_path / "log.txt").read_text()
+    assert "its process was killed\n" in (killed_sweep / "log.txt").read_text()
+
+
+def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
+    killed_sweep, monkeypatch
+):
+    def refused(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    def run_trials(search, scheduler, events, **_):
+        monkeypatch.setattr("rlrun.experiment.sweep.trials.replace_text", refused)
+        monkeypatch.setattr("rlrun.experiment.run_folder.replace_text", refused)
+        trial = SimpleNamespace(config={IDENTITY: {"trial": 1}, "a": 1})
+        events.on_trial_start(1, [], trial)
+        events.on_trial_start(1, [], trial)
+
+    monkeypatch.setattr("rlrun.experiment.sweep.tune.run_trials", run_trials)
+    with pytest.raises(OSError, match="No space left") as caught:
+        resume_sweep(killed_sweep, console="quiet")
+    assert caught.value.__notes__ == [f"resume it with: rlrun sweep --resume {killed_sweep}"]
+    warning = "trials.jsonl: No space left on device; the sweep continues, and tries again\n"
+    assert (killed_sweep / "log.txt").read_text().count(warning) == 1
 
 
 def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -291,17 +291,19 @@ class _Sweep:
             run_log.notice = self.console.notice
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
-                self._run_trials(stack, interrupts)
-            except KeyboardInterrupt:
-                interrupts.cause = interrupts.cause or "SIGINT"
+                try:
+                    self._run_trials(stack, interrupts)
+                except KeyboardInterrupt:
+                    interrupts.cause = interrupts.cause or "SIGINT"
+                self._require_folder()  # trials may have failed before anything else was written
+                outcome = self._sum_up(interrupts.requested)
             except BaseException as error:
                 self._require_folder()
                 log.error("the sweep failed", exc_info=True)
-                self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
+                with suppress(OSError):  # as of a full disk, of which `error` may tell
+                    self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
                 error.add_note(f"resume it with: {SweepFolder.RESUME} {in_shell(self.folder.path)}")
                 raise
-            self._require_folder()  # trials may have failed before anything else was written
-            outcome = self._sum_up(interrupts.requested)
             end = "failed" if outcome.end == "finished" and outcome.any_failed else outcome.end
             counts = (f"{count} {status}" for status, count in self.table.counts().items())
             self.folder.end_session(end, ", ".join(counts), None)
@@ -391,8 +393,8 @@ class _Sweep:
         for trial in self.table.trials:
             if trial.status == "running":
                 trial.status, trial.reason = "interrupted", "with the sweep"
+        shutil.rmtree(self.folder.tune, ignore_errors=True)  # first, as the disk may be full
         self.table.save()
-        shutil.rmtree(self.folder.tune, ignore_errors=True)
         return SweepOutcome(
             end="interrupted" if interrupted else "finished",
             folder=self.folder.path,

@@ -16,6 +16,7 @@ log.txt         log lines and Python warnings
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import Any, ClassVar, Literal
 from rlrun.checkpoint.files import replace_text
 from rlrun.data.results import number_at
 from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder
+
+_log = logging.getLogger(__name__)
 
 Status = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 """``stopped``: by the scheduler. ``interrupted``: together with the sweep, to be resumed."""
@@ -112,6 +115,7 @@ class TrialTable:
         self.trials = list(trials)
         self.metric = metric
         self._path = path
+        self._is_behind = False
         self._sign = 1.0 if mode == "max" else -1.0
 
     @classmethod
@@ -126,6 +130,18 @@ class TrialTable:
         """Write all trials to the file."""
         lines = (json.dumps(asdict(trial), allow_nan=False) + "\n" for trial in self.trials)
         replace_text(self._path, "".join(lines))
+
+    def save_if_possible(self) -> None:
+        """Write all trials to the file; if the disk is full, a later call does."""
+        try:
+            self.save()
+        except OSError as error:
+            if not self._is_behind:
+                text = f"{error.filename}: {error.strerror}"
+                _log.warning("%s; the sweep continues, and tries again", text)
+            self._is_behind = True
+        else:
+            self._is_behind = False
 
     def __getitem__(self, number: int) -> Trial:
         return self.trials[number - 1]

@@ -122,7 +122,7 @@ class TrialSearch(Searcher):
         settings = python_values(search.suggest(str(number)))
         self._points_left -= 1
         self._queue.extend(self._table.add(number, settings, self._seeds))
-        self._table.save()
+        self._table.save_if_possible()
 
 
 def make_optuna(experiment: ExperimentConfig, point: int) -> Any:
@@ -386,7 +386,7 @@ class Events(Callback):
         record = self._record(trial)
         record.status, record.reason = status, reason
         record.settings = python_values({key: trial.config[key] for key in record.settings})
-        self._table.save()
+        self._table.save_if_possible()
         self._changed(record)
 
 
