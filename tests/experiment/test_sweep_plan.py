@@ -5,6 +5,7 @@ import io
 import math
 import os
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,6 +13,8 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from rlrun.actors.ray_runtime import ResourceError, Resources
@@ -24,7 +27,7 @@ from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
-from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
+from rlrun.experiment.sweep.report import SweepOutcome, draw_table, plot_sweep, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import IDENTITY
@@ -287,6 +290,29 @@ def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     assert caught.value.__notes__ == [f"resume it with: rlrun sweep --resume {killed_sweep}"]
     warning = "trials.jsonl: No space left on device; the sweep continues, and tries again\n"
     assert (killed_sweep / "log.txt").read_text().count(warning) == 1
+
+
+@pytest.mark.parametrize(("low", "high"), [(2e-4, 9e-3), (1e-4, 1e-1)])
+def test_the_labels_of_a_log_scale_do_not_overlap(low, high, tmp_path, monkeypatch):
+    boxes = []
+
+    def save(path, items, draw, *, panel_size, dpi, **_):
+        figure = Figure(figsize=panel_size, dpi=dpi, layout="constrained")
+        canvas, axes = FigureCanvasAgg(figure), figure.subplots()
+        draw(axes, items[0])
+        canvas.draw()
+        start, end = axes.get_xlim()
+        labels = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text()]
+        shown = [label for label in labels if start <= label.get_position()[0] <= end]
+        boxes.extend(label.get_window_extent() for label in shown)
+
+    monkeypatch.setattr("rlrun.experiment.sweep.report.save_panels", save)
+    found = table(tmp_path, (1, "finished", 5.0), (2, "finished", 6.0))
+    for trial, value in zip(found.trials, (low, high), strict=True):
+        trial.settings = {"a": value}
+    plot_sweep(found, [Dimension("a", "loguniform", (low, high), ("a",))], tmp_path / "plot.png")
+    assert len(boxes) > 1
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_sweep_that_cannot_run_leaves_no_folder(tmp_path):

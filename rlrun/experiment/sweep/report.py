@@ -153,6 +153,7 @@ def _cells(trial: Trial, addresses: list[str], with_seed: bool) -> tuple[str, ..
 
 
 _COLOURS = {"finished": "tab:blue", "stopped": "tab:gray"}
+_TWO_DECADES = 100
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
     if numbers:
         positions: list[Any] = values
         if dimension.kind == "loguniform" or _spans_decades(values):
-            _use_log_scale(axes)
+            _use_log_scale(axes, max(values) / min(values))
     else:
         texts = [value_text(value) for value in values]
         names = list(dict.fromkeys(texts))
@@ -270,15 +271,17 @@ def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Tria
     axes.set_xlabel(dimension.address)
 
 
-def _use_log_scale(axes: Any) -> None:
-    """Label 1, 2 and 5 of each decade, as a range may contain no power of ten."""
+def _use_log_scale(axes: Any, ratio: float) -> None:
+    """Label the powers of ten, or 1, 2 and 5 of each decade if there may be less than two."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=(1.0,) if ratio >= _TWO_DECADES else (1.0, 2.0, 5.0))
+    )
     axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _spans_decades(values: list[Any]) -> bool:
-    return min(values) > 0 and max(values) / min(values) >= 100
+    return min(values) > 0 and max(values) / min(values) >= _TWO_DECADES
