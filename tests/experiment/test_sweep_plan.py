@@ -400,6 +400,36 @@ def test_mutations_stay_in_the_space(value):
             assert math.isclose(found["a"] % 8, 0)
 
 
+def test_a_population_changes_in_the_same_way_in_any_order_of_the_results():
+    sweep = experiment(
+        "sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}, "
+        "training.gamma: {choice: [0.9, 1]}},"
+        " trials: 6, metric: env_steps, scheduler: {use: pbt, perturbation_interval: 2}}"
+    )
+
+    def population(order):
+        scheduler, trials = make_scheduler(sweep), []
+        for number in range(1, 7):
+            config = {"training.lr": 1e-3, "training.gamma": 0.9, IDENTITY: {"trial": number}}
+            trial = Mock(config=config, status="PAUSED", experiment_tag="")
+            trial.is_finished.return_value = False
+            trial.set_config.side_effect = partial(setattr, trial, "config")
+            trial.run_metadata.checkpoint_manager.checkpoint_config.num_to_keep = None
+            trial.temporary_state.saving_to = None
+            trials.append(trial)
+            scheduler.on_trial_add(None, trial)
+        controller = Mock()
+        controller.get_trials.return_value = controller.get_live_trials.return_value = trials
+        for number in order:
+            result = {"training_iteration": 2, "env_steps": float(number)}
+            scheduler.on_trial_result(controller, trials[number - 1], result)
+        return [trial.config for trial in trials]
+
+    found = population([1, 2, 3, 4, 5, 6])
+    assert found == population([6, 2, 4, 1, 3, 5])
+    assert len({config["training.lr"] for config in found}) > 1
+
+
 def table(tmp_path, *rows, mode="max"):
     trials = [
         Trial(trial=i, point=point, seed=1, settings={"a": i}, status=status, score=score)

@@ -5,6 +5,7 @@ sweep is planned or shown.
 """
 
 import logging
+import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,7 +169,7 @@ def make_scheduler(
                 return HyperBandScheduler(**given)
             case "median":
                 return MedianStoppingRule(**given)
-        return _population(space_of(sweep), given)
+        return _population(space_of(sweep), given, seed_of(experiment))
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(f"sweep.scheduler: wrong arguments of {name}: {error}") from error
 
@@ -188,7 +189,7 @@ def _length(experiment: ExperimentConfig, unit: str) -> int:
     return length
 
 
-def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialScheduler:
+def _population(varied: Sequence[Dimension], given: dict[str, Any], seed: int) -> TrialScheduler:
     given.setdefault("perturbation_interval", _PBT_INTERVAL)
     # Without this, trials of a population larger than the machine continue from the same checkpoint
     # again and again while the trial that wrote it is paused.
@@ -196,6 +197,7 @@ def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialSche
     domains = tune_space([dimension for dimension in varied if not dimension.is_list])
     lists = {each.address: list(each.arguments) for each in varied if each.is_list}
     return Population(
+        seed=seed,
         **given,
         hyperparam_mutations={**domains, **lists},
         custom_explore_fn=lambda config: bounded(config, varied),
@@ -205,16 +207,42 @@ def _population(varied: Sequence[Dimension], given: dict[str, Any]) -> TrialSche
 
 
 class Population(PopulationBasedTraining):
-    """Tune's PBT; a trial that takes another's weights and settings keeps its identity."""
+    """Tune's PBT; a trial that takes another's weights and settings keeps its identity.
+
+    What a trial draws depends on the seed, its number and its time alone.
+    """
+
+    def __init__(self, *, seed: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._seed = seed
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Hide the searcher: PBT refuses any, as most cannot follow changes of settings."""
         without: Any = _WithoutSearcher()
         super().on_trial_add(without, trial)
 
+    def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
+        number, time = trial.config[IDENTITY]["trial"], self._trial_state[trial].last_train_time
+        with _drawing_from(self._seed, number, int(time)):
+            super()._checkpoint_or_exploit(trial, *arguments)
+
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         return {**config, IDENTITY: trial.config[IDENTITY]}, operations
+
+
+@contextmanager
+def _drawing_from(*key: int) -> Iterator[None]:
+    """Seed the global generators, the ones that Tune draws from, for a while."""
+    states = random.getstate(), np.random.get_state()
+    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 class _WithoutSearcher:
