@@ -5,7 +5,6 @@ sweep is planned or shown.
 """
 
 import logging
-import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
+from rlrun.data.seeding import seeded_generators
 from rlrun.experiment.run import seed_of
 from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
@@ -134,13 +134,17 @@ def make_optuna(experiment: ExperimentConfig, point: int) -> Any:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sweep = experiment.sweep
     space = OptunaSearch.convert_search_space(tune_space(space_of(sweep)))
-    seed = np.random.SeedSequence((seed_of(experiment), point)).generate_state(1)[0]
     return OptunaSearch(
         space=space,
         metric=sweep.metric,
         mode=sweep.mode,
-        sampler=optuna.samplers.TPESampler(seed=int(seed)),
+        sampler=optuna.samplers.TPESampler(seed=_seed_from(seed_of(experiment), point)),
     )
+
+
+def _seed_from(*key: int) -> int:
+    """A seed that depends on all numbers of a key."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def make_scheduler(
@@ -223,26 +227,13 @@ class Population(PopulationBasedTraining):
 
     def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
         number, time = trial.config[IDENTITY]["trial"], self._trial_state[trial].last_train_time
-        with _drawing_from(self._seed, number, int(time)):
+        key = self._seed, number, int(time)
+        with seeded_generators(_seed_from(*key)):  # Tune draws from the global ones
             super()._checkpoint_or_exploit(trial, *arguments)
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         return {**config, IDENTITY: trial.config[IDENTITY]}, operations
-
-
-@contextmanager
-def _drawing_from(*key: int) -> Iterator[None]:
-    """Seed the global generators, the ones that Tune draws from, for a while."""
-    states = random.getstate(), np.random.get_state()
-    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 class _WithoutSearcher:
