@@ -66,7 +66,8 @@ test: setup
 test-learning: setup
 	$(PYTEST) -m learning --numprocesses $(WORKERS) --dist worksteal
 
-# Tests that measure what a fault costs; then the table of docs/faults.md is written anew.
+# Tests that measure what a fault costs; then the table of docs/faults.md is written anew. One worker
+# more than elsewhere: they often wait for processes that start or end.
 define measure
 @mkdir -p build && rm -f build/faults.jsonl
 FAULT_FIGURES=$(CURDIR)/build/faults.jsonl $(PYTEST) -m $(1) $(2)
@@ -74,7 +75,7 @@ $(BIN)/python -m tests.fault_figures build/faults.jsonl
 endef
 
 test-faults: setup
-	$(call measure,faults,--numprocesses $(WORKERS) --dist loadfile)
+	$(call measure,faults,--numprocesses $$(($(WORKERS) + 1)) --dist loadfile)
 
 soak: setup
 	$(call measure,soak,-o faulthandler_timeout=0)
