@@ -50,6 +50,7 @@ class _Purpose(IntEnum):
     AGENT_NOISE = 5
     AGENT_MAPPING = 6
     GLOBAL_GENERATORS = 7
+    SEARCH = 8
 
 
 def policy_key(policy_id: str) -> int:
@@ -128,6 +129,11 @@ def weights_seed(seed: int, *policy: int) -> int:
 def evaluation_seed(seed: int) -> int:
     """The seed of evaluation episodes when the experiment names none."""
     return int(_sequence(seed, _Purpose.EVALUATION_NOISE).generate_state(1)[0])
+
+
+def search_seed(seed: int, *key: int) -> int:
+    """The seed of a sweep's draws: for a point, or for a trial of a population at a time."""
+    return int(_sequence(seed, _Purpose.SEARCH, *key).generate_state(1)[0])
 
 
 def connector_seed(seed: int, role: int, runner: int, *policy: int) -> int:

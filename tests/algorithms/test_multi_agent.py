@@ -6,7 +6,6 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from tiny import (
     BATCH,
     CONFIGS,
@@ -27,7 +26,6 @@ from rlrun.algorithms.pg import PGConfig
 from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.runners import find_spaces
 from rlrun.algorithms.sac import SACConfig
-from rlrun.checkpoint.checkpoint import CheckpointError
 from rlrun.config.policies import PolicySettings
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvSpec, ModelConfig, TrainingConfig
@@ -223,46 +221,6 @@ def test_the_policy_of_a_single_agent_may_be_written_from_scratch(built, make, t
     other.restore(tmp_path / "checkpoint")
     assert train(algorithm, 1) == train(other, 1)
     assert algorithm.compute_single_action(np.zeros(4)) == 0
-
-
-def test_what_is_kept_needs_a_state_and_no_forget(several, tmp_path):
-    algorithm = several("PPO", multi_agent={"policies": ["main"], "agents": {"*": "main"}})
-    algorithm.save(tmp_path / "before")
-    critic = torch.nn.Linear(1, 1)
-    assert algorithm.keep("critic", critic) is critic
-    algorithm.add_policy("older", like="main")
-    algorithm.remove_policy("older")
-    before = critic.weight.detach().clone()
-    state = algorithm.get_state()
-    assert np.array_equal(state["algorithm"]["critic"]["weight"], before)
-    torch.nn.init.zeros_(critic.weight)
-    algorithm.set_state(state)
-    assert torch.equal(critic.weight, before)
-    with pytest.raises(TypeError, match=r"count has no get_state\(\) and set_state\(\): int"):
-        algorithm.keep("count", 5)
-    with pytest.raises(CheckpointError, match="not fit this experiment: it holds no 'critic'"):
-        algorithm.restore(tmp_path / "before")
-    with pytest.raises(ValueError, match=r"keep\('critic', \.\.\.\): there is a part of that name"):
-        algorithm.keep("critic", torch.nn.Linear(1, 1))
-
-
-def test_a_part_that_is_made_after_a_restore_gets_its_state(several, tmp_path):
-    first, second = (several("PPO", multi_agent={"policies": ["main"]}) for _ in range(2))
-    weight = first.keep("late", torch.nn.Linear(1, 1)).weight
-    first.save(tmp_path / "saved")
-    second.restore(tmp_path / "saved")
-    assert np.array_equal(second.get_state()["algorithm"]["late"]["weight"], weight.detach())
-    assert torch.equal(second.keep("late", torch.nn.Linear(1, 1)).weight, weight)
-
-
-def test_a_learner_is_kept_with_its_weights(several, tmp_path):
-    algorithm = several("PPO", multi_agent={"policies": ["main"]})
-    critic = algorithm.keep("critic", algorithm.make_learner("main"))
-    algorithm.save(tmp_path / "saved")
-    before = critic.get_weights()
-    critic.parameters.vector.zero_()
-    algorithm.restore(tmp_path / "saved")
-    assert np.array_equal(critic.get_weights(), before)
 
 
 def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several, tmp_path):

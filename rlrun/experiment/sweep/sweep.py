@@ -291,16 +291,11 @@ class _Sweep:
             run_log.notice = self.console.notice
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
-                try:
-                    self._run_trials(stack, interrupts)
-                except KeyboardInterrupt:
-                    interrupts.cause = interrupts.cause or "SIGINT"
-                self._require_folder()  # trials may have failed before anything else was written
-                outcome = self._sum_up(interrupts.requested)
+                outcome = self._outcome(stack, interrupts)
             except BaseException as error:
                 self._require_folder()
                 log.error("the sweep failed", exc_info=True)
-                with suppress(OSError):  # as of a full disk, of which `error` may tell
+                with suppress(OSError):  # the disk may be full
                     self.folder.end_session("failed", f"{type(error).__name__}: {error}", None)
                 error.add_note(f"resume it with: {SweepFolder.RESUME} {in_shell(self.folder.path)}")
                 raise
@@ -310,6 +305,15 @@ class _Sweep:
             self.console.close()
             self.console.summary(sweep_lines(outcome, self.table))
             return outcome
+
+    def _outcome(self, stack: ExitStack, interrupts: Interrupts) -> SweepOutcome:
+        """Run the trials until they end or a signal comes, and sum up."""
+        try:
+            self._run_trials(stack, interrupts)
+        except KeyboardInterrupt:
+            interrupts.cause = interrupts.cause or "SIGINT"
+        self._require_folder()  # trials may have failed before anything else was written
+        return self._sum_up(interrupts.requested)
 
     def _require_folder(self) -> None:
         if not self.folder.config.is_file():

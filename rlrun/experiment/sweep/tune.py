@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ray import tune
 from ray.tune import Callback, Stopper
 from ray.tune.schedulers import (
@@ -32,7 +31,7 @@ from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
-from rlrun.data.seeding import seeded_generators
+from rlrun.data.seeding import search_seed, seeded_generators
 from rlrun.experiment.run import seed_of
 from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
@@ -138,13 +137,8 @@ def make_optuna(experiment: ExperimentConfig, point: int) -> Any:
         space=space,
         metric=sweep.metric,
         mode=sweep.mode,
-        sampler=optuna.samplers.TPESampler(seed=_seed_from(seed_of(experiment), point)),
+        sampler=optuna.samplers.TPESampler(seed=search_seed(seed_of(experiment), point)),
     )
-
-
-def _seed_from(*key: int) -> int:
-    """A seed that depends on all numbers of a key."""
-    return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 def make_scheduler(
@@ -228,7 +222,7 @@ class Population(PopulationBasedTraining):
     def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
         number, time = trial.config[IDENTITY]["trial"], self._trial_state[trial].last_train_time
         key = self._seed, number, int(time)
-        with seeded_generators(_seed_from(*key)):  # Tune draws from the global ones
+        with seeded_generators(search_seed(*key)):  # Tune draws from the global ones
             super()._checkpoint_or_exploit(trial, *arguments)
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
