@@ -93,13 +93,13 @@ def describe_value(value: Any) -> str:
     """A value as in a file, with its kind if that is not obvious."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    if isinstance(value, str):
-        return f"the text {value!r}"
     if isinstance(value, dict):
         return "keys and values" if value else "an empty mapping"
     if isinstance(value, (list, tuple)):
         text = repr(list(value))
         return text if len(text) < 40 else f"a list of {len(value)}"
+    if isinstance(value, str):
+        return f"the text {value!r}" if len(value) < 80 else f"the text {value[:76]!r}..."
     text = repr(value)
     return text if len(text) < 40 else f"{text[:36]}..."
 

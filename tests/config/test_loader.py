@@ -114,6 +114,7 @@ report: {sinks: [consol]}
         ("seed: -1", "seed: expected a whole number of at least 0 or null, got -1"),
         ("seed: 9223372036854775808", "seed: expected a number below 9,223,372,036,854,775,808"),
         ("seed: 1.5", "seed: expected a whole number of at least 0 or null, got 1.5"),
+        (f"seed: {'1 ' * 500}1", f"or null, got the text '{'1 ' * 38}'..."),
         ("name: a/b", "name: expected text of the form"),
         ("callbacks: fake_algorithm:Callback", "callbacks: expected a list"),
         ("learners: {device: gpu}", "learners.device: expected text of the form"),
