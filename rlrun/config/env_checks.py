@@ -36,6 +36,10 @@ _CONTEXT = ("context", "env_context")
 _CONFIG = ("config", "env_config")
 _GIVEN = ("num_envs", "render_mode")  # What the runner adds where a creator asks for it.
 
+_MADE_BY_PREPROCESSING = (  # argument of a game, the value that is taken, what the wrappers do
+    ("frameskip", 1, "repeats each action for 4 frames itself"),
+    ("obs_type", "grayscale", "makes 84 x 84 grey frames itself"),
+)
 _ENVPOOL_RENDERING = ("from_pixels", "render_width", "render_height", "render_camera_id")
 _NOT_FOR_ENVPOOL = {
     "num_envs": "set env_runners.num_envs_per_env_runner instead",
@@ -65,15 +69,24 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield from check_envpool(env)
     yield from _check_evaluation_env(experiment)
     settings = experiment.env_runners
-    no_wait = settings.remote_env_batch_wait_ms is not None and not several
-    if no_wait and settings.preprocessor_pref == "deepmind" and ATARI_ID.search(env.use):
-        message = (
-            "Atari games step together, since a lost life does not end the episode; remove this key"
-        )
-        yield Finding(("env_runners", "remote_env_batch_wait_ms"), message)
+    if mode != "envpool" and settings.preprocessor_pref == "deepmind" and ATARI_ID.search(env.use):
+        yield from _check_preprocessed_game(env)
+        if settings.remote_env_batch_wait_ms is not None and not several:
+            message = "Atari games step together, since a lost life does not end the episode"
+            path = "env_runners", "remote_env_batch_wait_ms"
+            yield Finding(path, f"{message}; remove this key")
     if env.use.startswith("pettingzoo/") and not several:
         message = f"{env.use} has several agents: name their policies, as in {{policies: [shared]}}"
         yield Finding(("multi_agent",), message)
+
+
+def _check_preprocessed_game(env: EnvSpec) -> Iterator[Finding]:
+    """Arguments of an Atari game that contradict DeepMind's preprocessing."""
+    for name, other, what in _MADE_BY_PREPROCESSING if ATARI_ID.search(env.use) else ():
+        if env.kwargs.get(name, other) != other:
+            message = f"the deepmind preprocessing {what}; remove this key, or set "
+            message += "env_runners.preprocessor_pref: rllib and env_wrappers of your own"
+            yield Finding(("env", "kwargs", name), message)
 
 
 def _check_evaluation_env(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -83,11 +96,13 @@ def _check_evaluation_env(experiment: ExperimentConfig) -> Iterator[Finding]:
         message = f"expected the name of an environment, got {use!r}"
         yield Finding(("evaluation", "env", "use"), message)
     elif evaluation.env:
-        common = experiment.env_runners.gym_env_vectorize_mode
-        mode = evaluation.env_runners.get("gym_env_vectorize_mode", common)
+        common = experiment.env_runners
+        mode = evaluation.env_runners.get("gym_env_vectorize_mode", common.gym_env_vectorize_mode)
         env = evaluation_env(experiment)
         several = bool(experiment.multi_agent.policies)
-        problems = check_envpool(env) if mode == "envpool" else check_env(env, several=several)
+        problems = [*(check_envpool(env) if mode == "envpool" else check_env(env, several=several))]
+        if mode != "envpool" and common.preprocessor_pref == "deepmind":
+            problems += _check_preprocessed_game(env)
         for finding in problems:
             path = tuple(part for part in finding.path if part != "kwargs")
             yield Finding(("evaluation", *path), finding.message)

@@ -24,7 +24,8 @@ from rlrun.data.column_data import map_leaves, num_rows, pick
 from rlrun.data.nested import nest
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.policies.flat_parameters import to_tensors, weights_checksum
-from rlrun.policies.networks import channels_first, channels_last
+from rlrun.policies.layers import channels_first
+from rlrun.policies.networks import channels_last
 from rlrun.policies.rl_module import RLModule, actor_critic_outputs
 
 Rows = dict[str, Any]

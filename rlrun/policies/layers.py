@@ -11,7 +11,7 @@ description. Must not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -231,15 +231,28 @@ def sac_network(num_features: int, num_outputs: int, model: ModelConfig) -> Netw
 IMAGE_MIN_PIXELS = 5
 
 
+def channels_first(shape: Sequence[int]) -> bool:
+    """Whether an image of this shape is [channels, height, width].
+
+    Two equal sides are height and width. Otherwise the smaller outer dimension is taken for the
+    channels; on a tie the last, as usual in gymnasium.
+    """
+    first, middle, last = shape
+    if (first == middle) != (middle == last):
+        return middle == last
+    return first < last
+
+
 def is_image(box: gym.spaces.Box) -> bool:
     """Whether observations are encoded by convolutions unless told otherwise.
 
-    Three dimensions are height, width and channels, in either layout; two are an image without
-    channels if they hold bytes.
+    Three dimensions are height, width and channels, in either layout; four are a stack of such
+    images; two are an image without channels if they hold bytes.
     """
     sides = box.shape
-    if len(sides) == 3:  # the smaller outer dimension is taken for the channels
-        sides = sides[1:] if sides[0] < sides[2] else sides[:2]
+    if len(sides) in (3, 4):
+        image = sides[-3:]
+        sides = image[1:] if channels_first(image) else image[:2]
     elif len(sides) != 2 or box.dtype != np.uint8:
         return False
     return min(sides) >= IMAGE_MIN_PIXELS

@@ -20,6 +20,7 @@ from rlrun.policies.layers import (
     HIDDEN_GAINS,
     IN_NUMPY,
     Layers,
+    channels_first,
     factorised_noise,
 )
 
@@ -354,15 +355,6 @@ NATURE_MIN_PIXELS = 36
 MAX_BYTE = 255.0  # of a pixel, scaled to 1
 
 
-def channels_first(shape: Sequence[int]) -> bool:
-    """Whether an image of this shape is [channels, height, width].
-
-    The smaller one of the outer dimensions is taken for the channels; on a tie the last, as usual
-    in gymnasium.
-    """
-    return shape[0] < shape[2]
-
-
 def channels_last(images: Tensor) -> Tensor:
     """The same images [N, C, H, W], channels last in memory: a CPU takes 0.7 of the time."""
     return images.contiguous(memory_format=torch.channels_last)
@@ -391,7 +383,8 @@ class ConvEncoder(nn.Module):
     """Convolutions and one linear layer, all followed by ReLU: images to [N, output_size].
 
     Args:
-        shape: of one image, channels first or last, or [height, width] without channels.
+        shape: of one image, channels first or last, or [height, width] without channels; or of a
+            stack of images [stack, ...], whose channels follow one another.
         conv: (channels, kernel, stride) of each layer. None: ``NATURE_CONV``, or ``SMALL_CONV``
             for small images.
         output_size: width of the linear layer.
@@ -412,11 +405,13 @@ class ConvEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self._bfloat16 = bfloat16
-        if len(shape) not in (2, 3):
-            raise conv_error(f"convolutions need 2-D or 3-D observations, not {tuple(shape)}")
+        if len(shape) not in (2, 3, 4):
+            raise conv_error(f"convolutions need 2-D, 3-D or 4-D observations, not {tuple(shape)}")
         self._shape = shape = (*shape, 1) if len(shape) == 2 else tuple(shape)
-        self._channels_first = channels_first(shape)
-        channels, height, width = shape if self._channels_first else (shape[2], *shape[:2])
+        image = shape[-3:]
+        self._channels_first = channels_first(image)
+        channels, height, width = image if self._channels_first else (image[2], *image[:2])
+        channels *= prod(shape[:-3])
         if conv is None:
             conv = NATURE_CONV if min(height, width) >= NATURE_MIN_PIXELS else SMALL_CONV
         self.output_size = output_size
@@ -441,7 +436,7 @@ class ConvEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images [N, ...], bytes or numbers, -> [N, output_size]."""
         x = x.reshape(-1, *self._shape)
-        x = x if self._channels_first else x.permute(0, 3, 1, 2)
+        x = (x if self._channels_first else x.movedim(-1, -3)).flatten(1, -3)
         x = channels_last(x) if self.conv else scaled(x)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             for layer in self.conv:

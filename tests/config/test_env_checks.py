@@ -174,3 +174,12 @@ def test_environments_with_several_agents_need_policies_and_no_pool():
     assert "one agent" in message
     found = dict(problems("pettingzoo/sisl/pursuit_v5"))
     assert "has several agents: name their policies" in found["multi_agent"]
+
+
+@pytest.mark.parametrize("argument", [{"frameskip": 4}, {"frameskip": [2, 5]}, {"obs_type": "ram"}])
+def test_what_the_preprocessing_of_a_game_makes_itself_is_no_argument(argument) -> None:
+    pytest.importorskip("ale_py")
+    ((address, message),) = problems("ALE/Pong-v5", **argument)
+    assert address == f"env.kwargs.{next(iter(argument))}"
+    assert "the deepmind preprocessing" in message
+    assert problems("ALE/Pong-v5", frameskip=1, full_action_space=True) == []

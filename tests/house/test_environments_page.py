@@ -26,7 +26,7 @@ def wrappers():
 
 @pytest.mark.usefixtures("wrappers")
 def test_the_experiment_of_the_page_trains(built, tmp_path):
-    (experiment,) = blocks(PAGE, "yaml")
+    _, experiment = blocks(PAGE, "yaml")
     file = tmp_path / "page.yaml"
     file.write_text(experiment, encoding="utf-8")
     sizes = ["training.train_batch_size=128", "training.minibatch_size=64", "seed=1"]
@@ -34,3 +34,14 @@ def test_the_experiment_of_the_page_trains(built, tmp_path):
     batch = built(algorithm_class(config.algorithm), config).sample()
     assert batch["obs"].shape == (128, 3, 4)
     assert set(batch["rewards"]) == {0.5}
+
+
+def test_the_atari_experiment_of_the_page_has_its_own_preprocessing(built, tmp_path):
+    pytest.importorskip("ale_py")
+    experiment, _ = blocks(PAGE, "yaml")
+    file = tmp_path / "page.yaml"
+    file.write_text(experiment, encoding="utf-8")
+    sizes = ["training.train_batch_size=4", "training.minibatch_size=4", "seed=1"]
+    config = load_experiment(file, sizes)
+    batch = built(algorithm_class(config.algorithm), config).sample()
+    assert batch["obs"].shape == (4, 2, 64, 64)

@@ -14,9 +14,9 @@ from rlrun.config.schema import ModelConfig
 from rlrun.policies import networks
 from rlrun.policies.action_sampling import FORBIDDEN, action_layout
 from rlrun.policies.catalog import build_module, seeded_module
-from rlrun.policies.layers import Layers, is_image
+from rlrun.policies.layers import Layers, channels_first, is_image
 from rlrun.policies.masked_module import with_action_mask
-from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder, channels_first
+from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder
 from rlrun.policies.rl_module import (
     ActorCritic,
     MultiAgentRLModule,
@@ -136,12 +136,30 @@ def test_both_image_layouts_give_the_same_numbers() -> None:
     assert channels_first((4, 84, 84))
     assert not channels_first((84, 84, 4))
     assert not channels_first((10, 10, 10))
+    assert not channels_first((8, 8, 111))  # planes of a board
+    assert channels_first((111, 8, 8))
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 3), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (9, 4, 3), np.uint8))
     assert is_image(gym.spaces.Box(0, 255, (9, 5, 3), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (3, 4, 9), np.uint8))
     assert not is_image(gym.spaces.Box(0, 255, (3, 9, 4), np.uint8))
     assert is_image(gym.spaces.Box(0, 255, (3, 5, 9), np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(4, 40, 48, 3), (4, 3, 40, 48), (4, 40, 48, 1)])
+def test_the_images_of_a_stack_are_further_channels(shape) -> None:
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    assert is_image(space)
+    torch.manual_seed(0)
+    stacked = ConvEncoder(shape, None, 16)
+    images = torch.randint(256, (2, *shape), dtype=torch.uint8)
+    planes = images if channels_first(shape[1:]) else images.permute(0, 1, 4, 2, 3)
+    channels = planes.reshape(2, -1, 40, 48)
+    flat = ConvEncoder(channels.shape[1:], None, 16)
+    flat.load_state_dict(stacked.state_dict())
+    torch.testing.assert_close(stacked(images), flat(channels))
+    module = build(space, gym.spaces.Discrete(2))
+    assert module.forward_train({"obs": images})["vf_preds"].shape == (2,)
 
 
 def test_images_are_laid_out_channels_last_while_they_are_bytes(monkeypatch) -> None:
@@ -268,7 +286,7 @@ def test_a_kernel_larger_than_the_image_is_refused_with_its_numbers() -> None:
         ConvEncoder((20, 20, 3), [[8, 8, 4], [8, 8, 4]], 16)
     with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x14 pixels"):
         ConvEncoder((20, 60, 3), [[8, 8, 4], [8, 8, 4]], 16)
-    with pytest.raises(ValueError, match="3-D observations"):
+    with pytest.raises(ValueError, match="4-D observations"):
         build(VECTOR, gym.spaces.Discrete(2), conv=((8, 3, 1),))
 
 
