@@ -15,6 +15,7 @@ import resource
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,6 +36,8 @@ STACK_SIGNAL = signal.SIGUSR2
 """Signal that makes a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
 _LEAST_FILES = 96
+_CONNECT_S = 10.0  # that a cluster has to answer: its head may be starting
+_RETRY_S = 0.5
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
 
 
@@ -228,6 +231,7 @@ def start_ray(
     elif address is None:
         _start_local(start_timeout_s)
     else:
+        _wait_for_cluster(address)
         try:
             ray.init(
                 address=address,
@@ -249,6 +253,33 @@ def start_ray(
             ray.shutdown()
             raise
     return cpus
+
+
+def _wait_for_cluster(address: str) -> None:
+    """Wait until a cluster's address accepts connections, which Ray does for a quarter of an hour.
+
+    Raises:
+        RayStartError: it does not within `_CONNECT_S`.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        place = None if "://" in address else canonicalize_bootstrap_address(address)
+    except Exception as error:
+        raise RayStartError(f"no Ray cluster at {address}: {_first_line(error)}") from error
+    if place is None:  # the address of a Ray client, or Ray says that it finds no cluster
+        return
+    host, _, port = place.rpartition(":")
+    end = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+            return
+        except (OSError, OverflowError) as error:
+            if time.monotonic() >= end:
+                message = f"no Ray cluster at {address}: nothing answers within {_CONNECT_S:g} s"
+                raise RayStartError(f"{message} ({_first_line(error)})") from error
+        time.sleep(_RETRY_S)
 
 
 def cluster_resources() -> Resources:

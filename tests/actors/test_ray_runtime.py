@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import re
 import subprocess
 import sys
@@ -206,9 +207,26 @@ def test_a_cluster_that_does_not_answer_may_ask_for_a_token(
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    with pytest.raises(RayStartError, match="no Ray cluster at") as caught:
-        ray_runtime.start_ray(settings(num_env_runners=1), "10.0.0.1:1")
+    with socket.create_server(("", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(RayStartError, match="no Ray cluster at") as caught:
+            ray_runtime.start_ray(settings(num_env_runners=1), address)
     assert ("set RAY_AUTH_MODE=token" in str(caught.value)) == (mode is None)
+
+
+def test_a_cluster_where_nothing_listens_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray would try for minutes"))
+    monkeypatch.setattr(ray_runtime, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(ray_runtime, "_RETRY_S", 0.05)
+    with socket.create_server(("", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(RayStartError, match=f"no Ray cluster at {address}: nothing answers within"):
+        ray_runtime.start_ray(settings(num_env_runners=1), address)
+    with pytest.raises(RayStartError, match="no Ray cluster at nonsense: "):
+        ray_runtime.start_ray(settings(num_env_runners=1), "nonsense")
 
 
 @pytest.mark.faults
