@@ -36,12 +36,11 @@ from rlrun.experiment.run_folder import (
     resolve_run,
 )
 from rlrun.experiment.stopping import StopCriteria
-from rlrun.experiment.sweep.trials import TrialTable
+from rlrun.experiment.sweep.trials import SweepFolder, TrialTable
 
 _log = logging.getLogger(__name__)
 
 TRIALS = "trials"
-TRIALS_FILE = "trials.jsonl"
 _MOST_LEVELS = 3  # runs/<name>/<run> and one more
 _FILES_OF_RUNS = (RunFolder.CONFIG, SWEEP_CONFIG, "meta.json", "metrics.jsonl", CHECKPOINTS)
 
@@ -156,7 +155,7 @@ class RunEntry:
         if not self.members:
             return self._goal.stop.used_budget(self.last)
         try:
-            trials = (self.path / TRIALS_FILE).read_text(encoding="utf-8").count("\n")
+            trials = SweepFolder(self.path).trials.read_text(encoding="utf-8").count("\n")
         except OSError:
             trials = 0
         known = sum(member.progress or 0.0 for member in self.members)
@@ -285,7 +284,7 @@ def _best_score(sweep: Path, goal: _Goal) -> float | None:
     """The score of a sweep's best trial; None without any, or if the table is damaged."""
     mode = "min" if goal.best_of is min else "max"
     try:
-        table = TrialTable.read(sweep / TRIALS_FILE, metric=goal.metric, mode=mode)
+        table = TrialTable.read(SweepFolder(sweep).trials, metric=goal.metric, mode=mode)
         best = table.best()
     except (OSError, AttributeError, TypeError, ValueError):
         return None
@@ -319,19 +318,20 @@ def header_of(entry: RunEntry) -> RunHeader:
     )
 
 
-def matching(path: Path) -> list[Path]:
-    """The runs and sweeps that a pattern names; a path that exists stands for itself.
+def matching(words: Iterable[str | Path]) -> Iterator[Path]:
+    """The runs and sweeps that paths and patterns name; a path that exists stands for itself.
 
     Raises:
-        RunFolderError: nothing matches.
+        RunFolderError: nothing matches a pattern.
     """
-    if os.path.lexists(path) or not glob.has_magic(str(path)):
-        return [path]
-    found = sorted(map(Path, glob.glob(str(path))))
-    found = [each for each in found if _is_listed(each) and not each.is_symlink()]
-    if not found:
-        raise RunFolderError(f"{path}: no run or sweep matches")
-    return found
+    for word in map(str, words):
+        if os.path.lexists(word) or not glob.has_magic(word):
+            yield Path(word)
+            continue
+        found = [path for path in map(Path, sorted(glob.glob(word))) if _is_listed(path)]
+        if not found:
+            raise RunFolderError(f"{word}: no run or sweep matches")
+        yield from found
 
 
 def removable(path: Path) -> RunEntry:

@@ -6,8 +6,6 @@ metric. No code of a run is executed or imported. It must not know how runs are 
     K   results of a run that have the metric
 """
 
-import glob
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,8 @@ from rlrun.config.problems import InputError
 from rlrun.config.registry import suggestion
 from rlrun.data.results import Row, addresses, counts_already, flat, lookup, number_at
 from rlrun.experiment.report.sinks import read_rows
-from rlrun.experiment.run_folder import (
-    SWEEP_CONFIG,
-    RunFolder,
-    is_sweep_folder,
-    plain_settings,
-    resolve_run,
-)
+from rlrun.experiment.run_folder import RunFolder, plain_settings
+from rlrun.experiment.run_index import find_entry, matching
 
 Settings = Mapping[str, Any]
 """Address -> plain value, as on the command line."""
@@ -71,32 +64,12 @@ def find_runs(words: Iterable[str | Path]) -> list[Path]:
         InputError: a word names no run.
     """
     found: dict[Path, Path] = {}
-    for word in map(str, words):
-        paths = [Path(word)]
-        if not os.path.exists(word) and glob.has_magic(word):
-            paths = [path for path in map(Path, sorted(glob.glob(word))) if _is_run(path)]
-            if not paths:
-                raise InputError(f"{word}: no run or sweep matches")
-        for run in (run for path in paths for run in _runs_of(path)):
-            found.setdefault(run.resolve(), run)
+    for entry in map(find_entry, matching(words)):
+        if entry.is_sweep and not entry.members:
+            raise InputError(f"{entry.path}: no trial of this sweep has started")
+        for run in entry.members or (entry,):
+            found.setdefault(run.path.resolve(), run.path)
     return list(found.values())
-
-
-def _is_run(path: Path) -> bool:
-    return os.path.isfile(RunFolder(path).config) or is_sweep_folder(path)
-
-
-def _runs_of(path: Path) -> Iterator[Path]:
-    if not is_sweep_folder(path):
-        yield resolve_run(path)
-        return
-    sweep = resolve_run(path, SWEEP_CONFIG)
-    trials = [
-        trial for trial in sorted(sweep.glob("trials/*")) if RunFolder(trial).config.is_file()
-    ]
-    if not trials:
-        raise InputError(f"{path}: no trial of this sweep has started")
-    yield from trials
 
 
 def read_run(path: Path, metric: str) -> ReadRun | None:
