@@ -165,12 +165,13 @@ def test_a_line_a_run_as_csv(rlrun, two):
 def test_a_page_and_a_picture(rlrun, two, make_run):
     """The page loads nothing, runs nothing and escapes what comes from the files."""
     make_run("evil", lr='"<b>x"')
-    words = ["group", "evil", "--html", "c.html", "--plot", "c.svg"]
+    words = ["group", "evil", "--html", "c.html", "--plot", "c.svg", "--threshold", "300"]
     assert rlrun("compare", *words)[0] == 0
     page = Path("c.html").read_text()
     assert not [text for text in ("<script", "http", "src=", "<link", "<b>") if text in page]
     assert "&lt;b&gt;x" in page
     assert page.count("<svg") == 2
+    assert page.count("stroke-dasharray") == 1  # of the threshold
     assert "prefers-color-scheme: dark" in page
     assert rlrun("compare", "group", "--plot", "c.png")[0] == 0
     assert Path("c.png").read_bytes().startswith(b"\x89PNG")

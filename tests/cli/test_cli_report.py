@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.experiment.compare.sweep_page import importance
+from rlrun.experiment.report.charts import Chart, Curve, ticks
 from rlrun.experiment.report.numbers import short
-from rlrun.experiment.report.web_page import Chart, Curve, WebPage, ticks
+from rlrun.experiment.report.web_page import WebPage
+from rlrun.experiment.sweep.effects import Effect
 from rlrun.experiment.sweep.trials import Trial
 
 SETTINGS = """\
@@ -91,7 +92,7 @@ def test_importance_by_hand(values, scores, share):
         Trial(i, i, 1, {"key": value}, score=score)
         for i, (value, score) in enumerate(zip(values, scores, strict=True))
     ]
-    assert importance(trials, "key") == pytest.approx(share)
+    assert Effect.of("key", trials).importance == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,15 @@ def test_a_chart_of_one_point_or_equal_values_is_drawn():
     )
     assert "nan" not in page.html()
     assert page.html().count("<svg") == 2
+
+
+def test_long_names_on_an_axis_are_cut():
+    chart = Chart(
+        "t", "x", [Curve("", [0, 1], [1, 2])], x_names=["my.nets:Transformer", "[64, 64]"]
+    )
+    wide = Chart("t", "x", chart.curves, x_names=["my.nets:Transformer"] * 4)
+    assert chart.x_ticks == [(0, "my.nets:Transformer"), (1, "[64, 64]")]
+    assert wide.x_ticks[3] == (3, "my.nets:Tr…")
 
 
 @pytest.mark.parametrize(

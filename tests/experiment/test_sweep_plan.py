@@ -25,9 +25,11 @@ from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.schema import MultiAgentConfig, SweepConfig
 from rlrun.config.sweep import Dimension
 from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.report.plots import draw_chart
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
+from rlrun.experiment.sweep.effects import effects_of
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
-from rlrun.experiment.sweep.report import SweepOutcome, draw_table, plot_sweep, sweep_lines
+from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import IDENTITY
@@ -293,24 +295,16 @@ def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
 
 
 @pytest.mark.parametrize(("low", "high"), [(2e-4, 9e-3), (1e-4, 1e-1)])
-def test_the_labels_of_a_log_scale_do_not_overlap(low, high, tmp_path, monkeypatch):
-    boxes = []
-
-    def save(path, items, draw, *, panel_size, dpi, **_):
-        figure = Figure(figsize=panel_size, dpi=dpi, layout="constrained")
-        canvas, axes = FigureCanvasAgg(figure), figure.subplots()
-        draw(axes, items[0])
-        canvas.draw()
-        start, end = axes.get_xlim()
-        labels = [tick.label1 for tick in axes.xaxis.get_major_ticks() if tick.label1.get_text()]
-        shown = [label for label in labels if start <= label.get_position()[0] <= end]
-        boxes.extend(label.get_window_extent() for label in shown)
-
-    monkeypatch.setattr("rlrun.experiment.sweep.report.save_panels", save)
+def test_the_labels_of_a_log_scale_do_not_overlap(low, high, tmp_path):
     found = table(tmp_path, (1, "finished", 5.0), (2, "finished", 6.0))
     for trial, value in zip(found.trials, (low, high), strict=True):
         trial.settings = {"a": value}
-    plot_sweep(found, [Dimension("a", "loguniform", (low, high), ("a",))], tmp_path / "plot.png")
+    (effect,) = effects_of(found)
+    figure = Figure(figsize=(4.2, 3.2), dpi=120, layout="constrained")
+    canvas, axes = FigureCanvasAgg(figure), figure.subplots()
+    draw_chart(axes, effect.chart("score", None))
+    canvas.draw()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert len(boxes) > 1
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 

@@ -18,7 +18,6 @@ SMALL_FILES = {
     "config/old_names.py": "the base of classes in four rooms",
     "envs/remote_env.py": "imports Ray, which the other environments do without",
     "experiment/report/numbers.py": "imports nothing, so that all reports and messages can use it",
-    "experiment/report/plots.py": "shared by sweeps and verifications",
 }
 MAX_FUNCTION_LINES = 60
 

@@ -33,6 +33,8 @@ from rlrun.experiment.run_folder import RunFolderError
 from rlrun.experiment.sweep.points import settings_text
 
 POINTS = 101
+AS_GIVEN = "as given"
+"""Source of thresholds that the user has named."""
 _CURVE_RESAMPLES = 1000
 
 
@@ -215,7 +217,7 @@ def compare(
         for own, group in zip(settings, groups, strict=True)
     ]
     drafts.sort(key=lambda each: -sign * each.final.value)
-    threshold_is = "as given"
+    threshold_is = AS_GIVEN
     if not thresholds:
         value, threshold_is = _threshold(drafts, runs, sign)
         thresholds = [value]

@@ -13,12 +13,13 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import install_hint, is_installed
-from rlrun.experiment.compare.comparison import Comparison, Configuration, as_list
-from rlrun.experiment.report.numbers import rounded, short
-from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.compare.comparison import AS_GIVEN, Comparison, Configuration, as_list
+from rlrun.experiment.report.charts import Chart, Curve
+from rlrun.experiment.report.numbers import rounded
+from rlrun.experiment.report.plots import save_charts
 from rlrun.experiment.report.statistics import Estimate
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.report.web_page import Chart, Curve, WebPage
+from rlrun.experiment.report.web_page import WebPage
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text
 
 WIDTH = 80
@@ -221,26 +222,7 @@ def check_picture(path: Path) -> None:
 
 def plot(comparison: Comparison, path: Path) -> None:
     """Draw the curves with their bands, and the performance profiles."""
-    profiles = any(len(each.runs) > 1 for each in comparison.configurations)
-
-    def draw(axes: Any, what: str) -> None:
-        for each in comparison.configurations:
-            if what == "curves":
-                middle, low, high = each.band()
-                (line,) = axes.plot(each.grid, middle, label=each.label)
-                axes.fill_between(each.grid, low, high, alpha=0.2, color=line.get_color())
-            else:
-                axes.plot(comparison.profile_thresholds(), comparison.profile(each))
-        axes.grid(alpha=0.3)
-        axes.xaxis.set_major_formatter(lambda value, position: short(value))
-        axes.set_xlabel("env steps" if what == "curves" else comparison.metric)
-        axes.set_ylabel(comparison.metric if what == "curves" else "share of runs above")
-        if what == "curves":
-            axes.yaxis.set_major_formatter(lambda value, position: short(value))
-            axes.legend(frameon=False, fontsize=8)
-
-    panels = ["curves", "profiles"] if profiles else ["curves"]
-    save_panels(path, panels, draw, columns=2, panel_size=(5.2, 3.6), dpi=120)
+    save_charts(path, list(charts(comparison)), columns=2, panel_size=(5.2, 3.6), dpi=120)
 
 
 def write_page(comparison: Comparison, path: Path) -> None:
@@ -289,7 +271,10 @@ def charts(comparison: Comparison) -> Iterator[Chart]:
     for each in comparison.configurations:
         middle, low, high = map(as_list, each.band())
         curves.append(Curve(each.label, as_list(each.grid), middle, low, high))
-    yield Chart(comparison.metric, "env steps", curves)
+    goals = comparison.thresholds if comparison.threshold_is == AS_GIVEN else ()
+    yield Chart(comparison.metric, "env steps", curves, goals=goals)
+    if all(len(each.runs) == 1 for each in comparison.configurations):
+        return
     thresholds = as_list(comparison.profile_thresholds())
     profiles = [
         Curve(each.label, thresholds, as_list(comparison.profile(each)))

@@ -14,10 +14,11 @@ from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import RETURN, Row, flat, flat_numbers, lookup, number_at
+from rlrun.experiment.report.charts import Chart, Curve
 from rlrun.experiment.report.numbers import clock_time, number
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.tables import Table
-from rlrun.experiment.report.web_page import Chart, Curve, WebPage
+from rlrun.experiment.report.web_page import WebPage
 from rlrun.experiment.run_folder import RunFolder, plain_settings
 
 MOST_POINTS = 400

@@ -4,6 +4,7 @@ Owns the words, the picture, and when text appears. It must not know how trials 
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rlrun.checkpoint.files import replace_text
-from rlrun.config.sweep import Dimension
 from rlrun.experiment.outcome import End, resume_command
 from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
 from rlrun.experiment.report.numbers import clock_time, number, two_decimals
-from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.plots import save_charts
 from rlrun.experiment.report.statistics import iqm
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.run_folder import in_shell
+from rlrun.experiment.sweep.effects import effects_of
 from rlrun.experiment.sweep.points import settings_text, short_names, value_text
 from rlrun.experiment.sweep.trials import Status, SweepFolder, Trial, TrialTable
 
@@ -122,14 +123,8 @@ def draw_table(
 ) -> RenderableType:
     """One frame, with at most ``rows`` trials, ``width`` columns wide."""
     shown = [trial for trial in table.ranked() if trial.status != "waiting"]
-    settings = table.trials[0].settings if table.trials else {}
-    names = short_names(settings)
-    seed = ("seed",) if len({trial.seed for trial in table.trials}) > 1 else ()
-    metric = (table.metric or "").rpartition("/")[2]
-    numeric = ("trial", *(names[address] for address in settings), *seed, metric, "env steps")
     status = {str(trial.trial): _STYLES[trial.status] for trial in shown}
-    cells = [_cells(trial, list(settings), bool(seed)) for trial in shown[:rows]]
-    shortened = Table((*numeric, ""), cells, numeric).cut(width)
+    shortened = trial_table(table, shown[:rows]).cut(width)
     drawn = shortened.drawn(lambda row: status[row[0]])
     footer = [f"{count} {name}" for name, count in table.counts().items()]
     if len(shown) > rows:
@@ -142,18 +137,23 @@ def draw_table(
     )
 
 
-def _cells(trial: Trial, addresses: list[str], with_seed: bool) -> tuple[str, ...]:
-    steps = "-" if trial.env_steps is None else f"{trial.env_steps:,}"
-    state = f"running {trial.share:.0%}" if trial.status == "running" else trial.status
-    if trial.reason and trial.status in ("finished", "failed"):
-        state += f"  {trial.reason}"
-    seed = [str(trial.seed)] if with_seed else []
-    values = [value_text(trial.settings[address]) for address in addresses]
-    return (str(trial.trial), *values, *seed, two_decimals(trial.score), steps, state)
-
-
-_COLOURS = {"finished": "tab:blue", "stopped": "tab:gray"}
-_TWO_DECADES = 100
+def trial_table(table: TrialTable, trials: Sequence[Trial]) -> Table:
+    """A row for each of some trials; with the seed if not all have the same one."""
+    names = short_names(table.trials[0].settings if table.trials else {})
+    seeds = len({trial.seed for trial in table.trials}) > 1
+    metric = (table.metric or "score").rpartition("/")[2]
+    numeric = ("trial", *names.values(), *(["seed"] if seeds else []), metric, "env steps")
+    rows = []
+    for trial in trials:
+        steps = "-" if trial.env_steps is None else f"{trial.env_steps:,}"
+        state = f"running {trial.share:.0%}" if trial.status == "running" else trial.status
+        if trial.reason and trial.status in ("finished", "failed"):
+            state += f"  {trial.reason}"
+        values = [value_text(trial.settings.get(address)) for address in names]
+        seed = [str(trial.seed)] if seeds else []
+        score = two_decimals(trial.score)
+        rows.append((str(trial.trial), *values, *seed, score, steps, state))
+    return Table((*numeric, ""), rows, numeric)
 
 
 @dataclass(frozen=True)
@@ -237,51 +237,7 @@ def sweep_lines(outcome: SweepOutcome, table: TrialTable) -> list[str]:
     return lines
 
 
-def plot_sweep(table: TrialTable, varied: list[Dimension], path: Path) -> Path | None:
-    """Draw the settings against the score; None without matplotlib or without scores."""
-    scored = [trial for trial in table.trials if trial.score is not None]
-    best = table.best()
-
-    def draw(axes: Any, dimension: Dimension) -> None:
-        _draw_panel(axes, dimension, scored, best)
-        axes.set_ylabel(table.metric)
-
-    items = varied if scored else []
-    drawn = save_panels(path, items, draw, columns=3, panel_size=(4.2, 3.2), dpi=120, share_y=True)
-    return path if drawn else None
-
-
-def _draw_panel(axes: Any, dimension: Dimension, scored: list[Trial], best: Trial | None) -> None:
-    values = [trial.settings[dimension.address] for trial in scored]
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    if numbers:
-        positions: list[Any] = values
-        if dimension.kind == "loguniform" or _spans_decades(values):
-            _use_log_scale(axes, max(values) / min(values))
-    else:
-        texts = [value_text(value) for value in values]
-        names = list(dict.fromkeys(texts))
-        positions = [names.index(text) for text in texts]
-        axes.set_xticks(range(len(names)), names)
-    colours = [_COLOURS.get(trial.status, "tab:orange") for trial in scored]
-    axes.scatter(positions, [trial.score for trial in scored], c=colours, alpha=0.8)
-    if best is not None and best in scored:
-        at = positions[scored.index(best)]
-        axes.scatter([at], [best.score], marker="*", s=180, c="tab:red", zorder=3)
-    axes.set_xlabel(dimension.address)
-
-
-def _use_log_scale(axes: Any, ratio: float) -> None:
-    """Label the powers of ten, or 1, 2 and 5 of each decade if there may be less than two."""
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1.0,) if ratio >= _TWO_DECADES else (1.0, 2.0, 5.0))
-    )
-    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _spans_decades(values: list[Any]) -> bool:
-    return min(values) > 0 and max(values) / min(values) >= _TWO_DECADES
+def plot_sweep(table: TrialTable, path: Path) -> Path | None:
+    """Draw each setting against the score; None without matplotlib or if none varies."""
+    charts = [effect.chart(table.metric or "score", table.best()) for effect in effects_of(table)]
+    return path if save_charts(path, charts, columns=3, panel_size=(4.2, 3.2), dpi=120) else None

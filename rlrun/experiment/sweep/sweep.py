@@ -44,7 +44,7 @@ from rlrun.experiment.run_folder import (
     in_shell,
 )
 from rlrun.experiment.stopping import Interrupts
-from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, space_of, walk
+from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, walk
 from rlrun.experiment.sweep.report import (
     SweepConsole,
     SweepOutcome,
@@ -409,7 +409,7 @@ class _Sweep:
 
     def _plot(self) -> Path | None:
         try:
-            return plot_sweep(self.table, space_of(self.experiment.sweep), self.folder.plot)
+            return plot_sweep(self.table, self.folder.plot)
         except Exception as error:  # of matplotlib: a missing picture must not fail the sweep
             log.warning("no plot: %s: %s", type(error).__name__, error)
             return None

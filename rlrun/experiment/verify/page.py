@@ -14,8 +14,9 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.registry import configs_folder
 from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.report.charts import Chart, Curve
 from rlrun.experiment.report.numbers import number, two_decimals
-from rlrun.experiment.report.plots import save_panels
+from rlrun.experiment.report.plots import save_charts
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case
 from rlrun.experiment.verify.verify import CaseResult, Judgement, SeedResult, Verification
@@ -137,8 +138,8 @@ def publish(verification: Verification, path: Path) -> Verification:
 def write_page(verification: Verification, path: Path) -> None:
     """Write the page at ``path``, and the curves beside it as ``<name>.png``."""
     picture = path.with_suffix(".png")
-    curved = [r for r in verification.results if any(seed.curve for seed in r.seeds)]
-    drawn = save_panels(picture, curved, _draw_curves, columns=4, panel_size=(3.4, 2.4), dpi=80)
+    curved = [_chart(r) for r in verification.results if any(seed.curve for seed in r.seeds)]
+    drawn = save_charts(picture, curved, columns=4, panel_size=(3.4, 2.4), dpi=80)
     replace_text(path, "\n".join(_page(verification, picture.name if drawn else None)) + "\n")
 
 
@@ -189,17 +190,15 @@ def _machine(session: Mapping[str, Any]) -> str:
     return ", ".join([*texts, *(f"{name} {version}" for name, version in versions.items())])
 
 
-def _draw_curves(axes: Any, result: CaseResult) -> None:
-    for seed in result.seeds:
-        steps = [env_steps / 1000 for env_steps, _ in seed.curve]
-        dot = "o" if len(steps) == 1 else None  # a line needs two points
-        axes.plot(steps, [mean for _, mean in seed.curve], linewidth=1.2, marker=dot)
-    for bar in result.case.bars:
-        if bar.kind != "evaluation":
-            axes.axhline(bar.number, color="0.4", linestyle="--", linewidth=0.8)
-    axes.set_title(result.case.name, fontsize=9)
-    axes.set_xlabel("1,000 env steps", fontsize=7)
-    axes.tick_params(labelsize=7)
+def _chart(result: CaseResult) -> Chart:
+    """The curve of each seed, with the published numbers of training and the goals."""
+    curves = [
+        Curve("", [env_steps for env_steps, _ in seed.curve], [mean for _, mean in seed.curve])
+        for seed in result.seeds
+        if seed.curve
+    ]
+    goals = [bar.number for bar in result.case.bars if bar.kind != "evaluation"]
+    return Chart(result.case.name, "env steps", curves, goals=goals)
 
 
 _SEED_NUMBERS = ("seed", "training", "goal", "evaluation")

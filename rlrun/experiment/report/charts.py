@@ -1,0 +1,101 @@
+"""Charts as data: curves on common axes, their ticks, and parallel coordinates.
+
+Owns what a chart consists of. Pages draw it as SVG (svg.py), pictures with matplotlib (plots.py).
+It must not know what the numbers mean.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlrun.experiment.report.numbers import short
+
+_CHARACTERS = 44
+"""Length of all names below an axis together."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, optionally with a band around it."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dots: bool = False
+    """Whether the points are drawn one by one, without a line."""
+
+    @property
+    def has_dots(self) -> bool:
+        """Whether points are drawn; a line needs two."""
+        return self.dots or len(self.x) == 1
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves on common axes."""
+
+    title: str
+    x_label: str
+    curves: Sequence[Curve]
+    log_x: bool = False
+    """Whether the horizontal axis is logarithmic; all of x must be above 0."""
+    x_names: Sequence[str] = ()
+    """Names of 0, 1, ... on the horizontal axis."""
+    goals: Sequence[float] = ()
+    """Values of y with a dashed line."""
+
+    @property
+    def x_ends(self) -> tuple[float, float]:
+        """The least and the greatest x."""
+        xs = [x for curve in self.curves for x in curve.x]
+        return min(xs), max(xs)
+
+    @property
+    def y_ends(self) -> tuple[float, float]:
+        """The least and the greatest y, bands and dashed lines included."""
+        ys = [y for curve in self.curves for y in (*curve.y, *curve.low, *curve.high)]
+        return min([*ys, *self.goals]), max([*ys, *self.goals])
+
+    @property
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """Places on the horizontal axis, each with its text."""
+        if self.x_names:
+            most = max(3, _CHARACTERS // len(self.x_names))
+            names = (n if len(n) <= most else f"{n[: most - 1]}…" for n in self.x_names)
+            return list(enumerate(names))
+        places = _log_ticks if self.log_x else ticks
+        return [(x, short(x)) for x in places(*self.x_ends)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One vertical axis of parallel coordinates."""
+
+    name: str
+    low: str
+    """Text at the bottom."""
+    high: str
+    """Text at the top."""
+    positions: Sequence[float]
+    """Position of each line on the axis, 0 to 1."""
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers between two numbers, 1, 2 or 5 times a power of ten apart; at most six."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)] or [low]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """A few of 1, 2, 3 and 5 times powers of ten between two numbers."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(powers) < 3 else (1, 3) if len(powers) < 5 else (1,)
+    found = [factor * 10.0**power for power in powers for factor in factors]
+    return [tick for tick in found if low * 0.999 <= tick <= high * 1.001] or [low]
