@@ -6,14 +6,16 @@ settings name is imported. It must not know HTML.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig
-from rlrun.data.results import RETURN, Row, flat, flat_numbers, lookup, number_at
+from rlrun.data.results import RETURN, Row, flat, flat_numbers, number_at
 from rlrun.experiment.report.charts import Chart, Curve
 from rlrun.experiment.report.numbers import clock_time, number
 from rlrun.experiment.report.sinks import read_rows
@@ -26,11 +28,11 @@ _MOST_WARNINGS = 50
 _LEVEL = re.compile(r"[\d :,-]{23} (WARNING|ERROR) ")
 _FAULTS = ("restarts", "restarts_by_cause", "dropped_env_steps", "faulty_episodes")
 _CURVES = {
-    RETURN: (RETURN, f"evaluation/{RETURN}"),
-    "episode_len_mean": ("episode_len_mean",),
-    "env_steps_per_s": ("env_steps_per_s",),
+    RETURN: {"training": RETURN, "evaluation": f"evaluation/{RETURN}"},
+    "episode_len_mean": {"": "episode_len_mean"},
+    "env_steps_per_s": {"": "env_steps_per_s"},
 }
-"""Title of a chart -> the keys of its curves."""
+"""Title of a chart -> label of a curve -> its key in the results."""
 
 
 def run_page(path: Path) -> WebPage:
@@ -41,20 +43,19 @@ def run_page(path: Path) -> WebPage:
     """
     folder = RunFolder(path)
     settings, meta = plain_settings(folder.config), folder.read_meta()
-    rows = list(read_rows(folder.metrics))
+    results = _Results(read_rows(folder.metrics))
     name = f"{settings['algorithm']} on {settings['env']['use']}"
     page = WebPage(f"{name}, seed {settings.get('seed')}")
     page.text(str(path), soft=True)
-    page.table(Table(("", " "), list(_facts(meta, rows, folder))))
-    charts = [*_result_charts(rows), *_learner_charts(rows)]
-    if charts:
+    page.table(Table(("", " "), list(_facts(meta, results, folder))))
+    if charts := list(_charts(results)):
         page.heading("Curves")
         page.charts(charts)
-    if rows:
+    if results.seconds:
         page.heading("Time")
-        page.table(_timers(rows))
+        page.table(_timers(results.seconds))
     page.heading("Faults")
-    _add_faults(page, rows, folder.log)
+    _add_faults(page, results.last, folder.log)
     page.heading("Sessions")
     page.table(_sessions(meta))
     page.heading("Settings")
@@ -63,18 +64,16 @@ def run_page(path: Path) -> WebPage:
 
 
 def _facts(
-    meta: Mapping[str, Any], rows: Sequence[Row], folder: RunFolder
+    meta: Mapping[str, Any], results: "_Results", folder: RunFolder
 ) -> Iterator[tuple[str, str]]:
     session = (meta.get("sessions") or [{}])[-1]
     reason = session.get("reason")
     yield "outcome", f"{meta.get('outcome', 'unknown')}{f': {reason}' if reason else ''}"
-    if rows:
-        last = rows[-1]
-        for key in ("env_steps", "training_iteration", "episodes", *_CURVES[RETURN]):
+    if last := results.last:
+        for key in ("env_steps", "training_iteration", "episodes", *_CURVES[RETURN].values()):
             value = number_at(last, key)
             yield key, "-" if value is None else number(value)
-        returns = [value for row in rows if (value := number_at(row, RETURN)) is not None]
-        yield f"highest {RETURN}", number(max(returns)) if returns else "-"
+        yield f"highest {RETURN}", "-" if results.highest is None else number(results.highest)
         yield "time", clock_time(number_at(last, "time_s") or 0.0)
     git = session.get("git") or {}
     if git:
@@ -83,55 +82,100 @@ def _facts(
         yield "video", f"videos/{name}"
 
 
-def _curve(rows: Sequence[Row], key: str, label: str) -> Curve | None:
-    """A key of the results over env steps, with at most MOST_POINTS; None without numbers."""
-    points = [
-        (steps, value)
-        for row in rows
-        if (value := number_at(row, key)) is not None
-        and (steps := number_at(row, "env_steps")) is not None
-    ]
-    every = -(-len(points) // MOST_POINTS)
-    # From the end, so that the last point is one of them.
-    kept = points[::-1][::every][::-1] if points else []
-    return Curve(label, [x for x, _ in kept], [y for _, y in kept]) if kept else None
+class _Results:
+    """What the page shows of a run's results, in one pass over them.
+
+    Attributes:
+        last: the last result.
+        highest: the highest return.
+        seconds: name of a timer -> its sum.
+        series: title of a chart -> label of a curve -> its points.
+    """
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.last: Row = {}
+        self.highest: float | None = None
+        self.seconds: dict[str, float] = {}
+        self.series: dict[str, dict[str, _Series]] = {title: {} for title in _CURVES}
+        for self.last in rows:
+            self._take(self.last)
+
+    def _take(self, row: Row) -> None:
+        for name, seconds in flat_numbers(_part(row, "timers")).items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        found = number_at(row, RETURN)
+        if found is not None and (self.highest is None or found > self.highest):
+            self.highest = found
+        steps = number_at(row, "env_steps")
+        if steps is None:
+            return
+        for title, curves in _CURVES.items():
+            for label, key in curves.items():
+                value = number_at(row, key)
+                if value is not None:
+                    self._add(title, label, steps, value)
+        learners = _part(row, "learners")
+        for policy in learners:
+            statistics = _part(_part(learners, policy), "learner_stats")
+            for name, value in flat_numbers(statistics).items():
+                self._add(name, policy, steps, value)
+
+    def _add(self, title: str, label: str, x: float, y: float) -> None:
+        self.series.setdefault(title, {}).setdefault(label, _Series()).add(x, y)
 
 
-def _result_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    for title, keys in _CURVES.items():
-        labels = ["training", "evaluation"] if len(keys) > 1 else [""]
-        curves = [_curve(rows, key, label) for key, label in zip(keys, labels, strict=True)]
-        if any(curves):
-            yield Chart(title, "env steps", [curve for curve in curves if curve])
+def _part(row: Row, key: str) -> Row:
+    part = row.get(key)
+    return part if isinstance(part, dict) else {}
 
 
-def _learner_charts(rows: Sequence[Row]) -> Iterator[Chart]:
-    """A chart for each statistic of the learners that changes, with a curve per policy."""
-    statistics: dict[str, list[Curve]] = {}
-    found = rows[-1].get("learners") if rows else None
-    learners = found if isinstance(found, dict) else {}
-    for policy in learners:
-        home = f"learners/{policy}/learner_stats"
-        for name in number_keys(rows[-1], home):
-            curve = _curve(rows, f"{home}/{name}", policy if len(learners) > 1 else "")
-            if curve and len(set(curve.y)) > 1:
-                statistics.setdefault(name, []).append(curve)
-    for name, curves in statistics.items():
-        yield Chart(name, "env steps", curves)
+class _Series:
+    """Points of a curve, evenly thinned out while they are added.
+
+    Attributes:
+        changes: whether not all values are equal.
+    """
+
+    def __init__(self) -> None:
+        self.changes = False
+        self._points: list[tuple[float, float]] = []
+        self._count, self._every = 0, 1
+        self._last = (0.0, 0.0)
+
+    def add(self, x: float, y: float) -> None:
+        """Add a point."""
+        self.changes |= self._count > 0 and y != self._last[1]
+        self._last = (x, y)
+        self._count += 1
+        if self._count % self._every:
+            return
+        self._points.append(self._last)
+        if len(self._points) == 2 * MOST_POINTS:
+            del self._points[::2]
+            self._every *= 2
+
+    def curve(self, label: str) -> Curve:
+        """At most MOST_POINTS points, the last of all included."""
+        points = self._points if not self._count % self._every else [*self._points, self._last]
+        every = -(-len(points) // MOST_POINTS)
+        kept = points[::-1][::every][::-1]
+        return Curve(label, [x for x, _ in kept], [y for _, y in kept])
 
 
-def number_keys(row: Row, home: str) -> list[str]:
-    """The addresses of numbers below a part of a row."""
-    try:
-        part = lookup(row, home)
-    except KeyError:
-        return []
-    return list(flat_numbers(part)) if isinstance(part, Mapping) else []
+def _charts(results: _Results) -> Iterator[Chart]:
+    """Charts of the results, and of the statistics of the learners that change."""
+    for title, series in results.series.items():
+        named = len(series) > 1 or title == RETURN
+        curves = [
+            each.curve(label if named else "")
+            for label, each in series.items()
+            if each.changes or title in _CURVES
+        ]
+        if curves:
+            yield Chart(title, "env steps", curves)
 
 
-def _timers(rows: Sequence[Row]) -> Table:
-    names = number_keys(rows[-1], "timers")
-    seconds = {name: sum(number_at(row, f"timers/{name}") or 0.0 for row in rows) for name in names}
+def _timers(seconds: Mapping[str, float]) -> Table:
     total = sum(seconds.values()) or 1.0
     cells = []
     for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
@@ -142,20 +186,22 @@ def _timers(rows: Sequence[Row]) -> Table:
     return Table(heads, cells, heads[1:3])
 
 
-def _add_faults(page: WebPage, rows: Sequence[Row], log: Path) -> None:
+def _add_faults(page: WebPage, last: Row, log: Path) -> None:
     """Restarts by cause, and warnings and errors of the log."""
-    found = []
-    for key in number_keys(rows[-1], "env_runners") if rows else ():
-        value = number_at(rows[-1], f"env_runners/{key}")
-        if value and key.split("/")[0] in _FAULTS:
-            found.append((f"env_runners/{key}", number(value)))
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    warnings = [line for line in text.splitlines() if _LEVEL.match(line)]
+    found = [
+        (f"env_runners/{key}", number(value))
+        for key, value in flat_numbers(_part(last, "env_runners")).items()
+        if value and key.split("/")[0] in _FAULTS
+    ]
+    count, warnings = 0, deque[tuple[str]](maxlen=_MOST_WARNINGS)
+    with suppress(FileNotFoundError), log.open(encoding="utf-8", errors="replace") as lines:
+        for line in filter(_LEVEL.match, lines):
+            warnings.append((line.rstrip("\n"),))
+            count += 1
     if found:
         page.table(Table(("result", "number"), found, {"number"}))
     if warnings:
-        rows_of = [(text,) for text in warnings[-_MOST_WARNINGS:]]
-        page.table(Table(("log",), rows_of), folded=f"{len(warnings)} warnings and errors")
+        page.table(Table(("log",), warnings), folded=f"{count} warnings and errors")
     if not found and not warnings:
         page.text("None: no restart, no warning.")
 
