@@ -87,17 +87,25 @@ class RunEntry:
         return self._settings_and_damage[0]
 
     @cached_property
-    def _state_and_reason(self) -> tuple[str, str]:
-        damage = self._settings_and_damage[1]
+    def _noted_state(self) -> str:
+        """The state as far as it is known without the settings."""
         if is_in_use(self.path):
-            return "running", ""
-        if damage is not None or not self.meta:
+            return "running"
+        outcome = str(self.meta.get("outcome")) if self.meta else "damaged"
+        return "killed" if outcome == "running" else outcome
+
+    @cached_property
+    def _state_and_reason(self) -> tuple[str, str]:
+        state, damage = self._noted_state, self._settings_and_damage[1]
+        if state == "running":
+            return state, ""
+        if state == "damaged" or damage is not None:
             return "damaged", damage or f"{self._folder.meta}: missing or damaged"
-        outcome, sessions = str(self.meta.get("outcome")), self.meta.get("sessions")
-        if outcome == "running":
-            return "killed", "its process is gone"
+        if state == "killed":
+            return state, "its process is gone"
+        sessions = self.meta.get("sessions")
         session = sessions[-1] if isinstance(sessions, list) and sessions else None
-        return outcome, str(session.get("reason") or "") if isinstance(session, dict) else ""
+        return state, str(session.get("reason") or "") if isinstance(session, dict) else ""
 
     @property
     def state(self) -> str:
@@ -163,14 +171,22 @@ class RunEntry:
 
     def matches(self, filters: Mapping[str, str]) -> bool:
         """Whether settings, and ``state``, equal values or match patterns, by address."""
+        wanted = filters.get("state")
+        if wanted is not None and not self._is_in_state(wanted):
+            return False
         for address, wanted in filters.items():
             try:
                 value = self._value_at(address)
             except KeyError:
                 return False
-            if value != parse_scalar(wanted) and not fnmatchcase(str(value), wanted):
+            if not _fits(value, wanted):
                 return False
         return True
+
+    def _is_in_state(self, wanted: str) -> bool:
+        """Whether the state matches; settings, which may be damaged, are read if they matter."""
+        possible = (self._noted_state, "damaged")
+        return any(_fits(state, wanted) for state in possible) and _fits(self.state, wanted)
 
     def members_like(self, filters: Mapping[str, str]) -> list["RunEntry"]:
         """The members that match."""
@@ -186,6 +202,10 @@ class RunEntry:
     def sizes(self) -> dict[str, int]:
         """Bytes by entry of the folder, not counting links, nor what cannot be read."""
         return _sizes(self.path)
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    return value == parse_scalar(wanted) or fnmatchcase(str(value), wanted)
 
 
 def _sizes(folder: str | Path) -> dict[str, int]:

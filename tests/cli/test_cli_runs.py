@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.experiment.report.sinks import follow_rows, read_rows
-from rlrun.experiment.run_folder import RunFolder
+from rlrun.experiment.run_folder import RunFolder, plain_settings
 
 SETTINGS = """\
 name: exp
@@ -405,11 +405,33 @@ def test_results_are_read_only_where_they_are_shown(rlrun, make_run, monkeypatch
         assert rlrun(*words)[0] == 0
 
 
+def test_settings_are_read_only_of_runs_whose_state_fits(rlrun, make_run, monkeypatch):
+    def read(config):
+        found.append(config.parent.name)
+        return plain_settings(config)
+
+    monkeypatch.setattr("rlrun.experiment.run_index.plain_settings", read)
+    for outcome in ("finished", "failed", "running"):
+        make_run(f"runs/exp/{outcome}", outcome=outcome)
+    make_run("runs/exp/damaged", outcome="failed").joinpath("config.yaml").write_text("a: [")
+    for state, read_of, shown in (
+        ("failed", ["damaged", "failed"], ["failed"]),
+        ("killed", ["running"], ["running"]),
+        ("damaged", ["damaged", "failed", "finished", "running"], ["damaged"]),
+    ):
+        found = []
+        lr = () if state == "damaged" else ("--where", "training.lr=0.001")
+        runs = listed(rlrun, *lr, "--where", f"state={state}")
+        assert [Path(run).name for run in runs] == shown
+        assert sorted(found) == read_of
+
+
 def test_results_are_not_all_in_memory_at_once(rlrun, make_run):
     folder = make_run("runs/exp/a")
     row = json.dumps({**_row(1000, 50), "more": ["x" * 10] * 1000}) + "\n"
     (folder / "metrics.jsonl").write_text(row * 50)
-    for words in (("ls",), ("compare", "runs/exp/a"), ("tail", "exp/a", "-n", "1")):
+    named = (("compare", "runs/exp/a"), ("tail", "exp/a", "-n", "1"), ("report", "exp/a"))
+    for words in (("ls",), *named):
         rlrun(*words)  # what it imports does not count
         tracemalloc.start()
         assert rlrun(*words)[0] == 0
