@@ -103,6 +103,12 @@ class Dimension:
         else:
             yield from (low, high, low + (high - low) / math.pi)
 
+    def holds(self, value: Any) -> bool:
+        """Whether a value is of the list, or between the bounds."""
+        if self.is_list:
+            return value in self.arguments
+        return isinstance(value, int | float) and self.arguments[0] <= value <= self.arguments[1]
+
 
 def dimensions(space: dict[str, Any]) -> tuple[list[Dimension], list[Finding]]:
     """The valid dimensions of a space in the order of the file, and problems of the others."""

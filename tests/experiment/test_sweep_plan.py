@@ -4,6 +4,7 @@ import errno
 import io
 import math
 import os
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +29,13 @@ from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.report.plots import draw_chart
 from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.effects import effects_of
+from rlrun.experiment.sweep.plan import Plan
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
 from rlrun.experiment.sweep.report import SweepOutcome, draw_table, sweep_lines
 from rlrun.experiment.sweep.resources import Capacity, bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 from rlrun.experiment.sweep.trial import IDENTITY
-from rlrun.experiment.sweep.trials import Trial, TrialTable
+from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
 from rlrun.experiment.sweep.tune import (
     Events,
     TrialSearch,
@@ -250,6 +252,8 @@ def killed_sweep(tmp_path, monkeypatch):
     (tmp_path / "sweep.yaml").write_text(text)
     (tmp_path / "meta.json").write_text('{"outcome": "running"}')
     found = table(tmp_path, (1, "finished", 5.0), (2, "finished", 6.0))
+    for trial, lr in zip(found.trials, (1e-4, 1e-3), strict=True):
+        trial.seed, trial.settings = 7, {"training.lr": lr}
     found.save()
     (tmp_path / "trials/0002").mkdir(parents=True)
     for name in ("start_ray", "stop_ray", "cluster_resources"):
@@ -273,6 +277,45 @@ def test_a_trial_whose_folder_was_removed_is_run_again(killed_sweep, monkeypatch
     assert "its process was killed\n" in (killed_sweep / "log.txt").read_text()
 
 
+def test_the_table_of_a_new_sweep_has_its_metric_and_mode(tmp_path):
+    space = "space: {training.lr: {grid: [1e-4, 1e-3]}}"
+    sweep = experiment(f"sweep: {{{space}, metric: env_steps, mode: min}}")
+    found = Plan(sweep, None, None).new_table(SweepFolder(tmp_path))
+    for trial, score in zip(found.trials, (2.0, 1.0), strict=True):
+        trial.status, trial.score = "finished", score
+    assert found.best() is found.trials[1]
+    assert found.metric == "env_steps"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("0.0001", "0.0002", "sweep.space: the trials have the point lr=0.0001, which"),
+        ("0.0001, 0.001", "0.0001", "the trials have the point lr=0.001, which it does not give"),
+        ("training.lr", "training.gamma", "the trials vary training.lr, and not what it describes"),
+        ("seeds: null", "seeds: 2", "sweep.seeds: the trials have the seeds [7], and not [7, 8]"),
+    ],
+)
+def test_a_sweep_whose_space_was_edited_is_not_resumed(killed_sweep, old, new, says):
+    file = killed_sweep / "sweep.yaml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    before = (killed_sweep / "trials.jsonl").read_text()
+    with pytest.raises(ConfigError, match=rf"sweep\.yaml:\d+:\d+: .*{re.escape(says)}"):
+        resume_sweep(killed_sweep, console="quiet")
+    assert (killed_sweep / "trials.jsonl").read_text() == before
+
+
+def test_a_resumed_sweep_has_the_points_that_were_added_to_its_file(killed_sweep, monkeypatch):
+    file = killed_sweep / "sweep.yaml"
+    file.write_text(file.read_text().replace("0.001]", "0.001, 0.01]"))
+    monkeypatch.setattr("rlrun.experiment.sweep.tune.run_trials", Mock())
+    outcome = resume_sweep(killed_sweep, console="quiet")
+    assert [trial.settings["training.lr"] for trial in outcome.trials] == [1e-4, 1e-3, 1e-2]
+    assert outcome.trials[2].status == "waiting"
+
+
 def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     killed_sweep, monkeypatch
 ):
@@ -282,7 +325,7 @@ def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     def run_trials(search, scheduler, events, **_):
         monkeypatch.setattr("rlrun.experiment.sweep.trials.replace_text", refused)
         monkeypatch.setattr("rlrun.experiment.run_folder.replace_text", refused)
-        trial = SimpleNamespace(config={IDENTITY: {"trial": 1}, "a": 1})
+        trial = SimpleNamespace(config={IDENTITY: {"trial": 1}, "training.lr": 1e-4})
         events.on_trial_start(1, [], trial)
         events.on_trial_start(1, [], trial)
 

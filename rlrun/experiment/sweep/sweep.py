@@ -16,8 +16,6 @@ from typing import Any
 from rlrun.actors.ray_runtime import (
     cluster_resources,
     is_running,
-    local_resources,
-    node_resources,
     start_ray,
     stop_ray,
 )
@@ -28,9 +26,8 @@ from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import to_plain
 from rlrun.config.loader import load
-from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
+from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
-from rlrun.config.sweep import is_sweep
 from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
@@ -44,7 +41,8 @@ from rlrun.experiment.run_folder import (
     in_shell,
 )
 from rlrun.experiment.stopping import Interrupts
-from rlrun.experiment.sweep.points import PointBuilder, experiments_of, seeds_of, walk
+from rlrun.experiment.sweep.plan import Plan, capacity_of_ray
+from rlrun.experiment.sweep.points import PointBuilder
 from rlrun.experiment.sweep.report import (
     SweepConsole,
     SweepOutcome,
@@ -54,10 +52,8 @@ from rlrun.experiment.sweep.report import (
     write_best,
 )
 from rlrun.experiment.sweep.resources import (
-    Capacity,
     bundles_of,
     check_fits,
-    local_capacity,
     trials_at_once,
 )
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
@@ -98,7 +94,7 @@ def run_sweep(
     if unfinished is not None:
         return _resumed(unfinished, (), address=address, console=console, trust=True)
     experiment = with_links_followed(with_seed(experiment))
-    planned = _Plan(experiment, loaded.tree if loaded else None, address)
+    planned = Plan(experiment, loaded.tree if loaded else None, address)
     try:
         for each in {repr(one.initial_weights): one for one in planned.experiments}.values():
             read_sources(each)
@@ -143,14 +139,16 @@ def _resumed(
     trust: bool,
 ) -> SweepOutcome:
     with closing(folder), RunLog(folder.log, print_error) as run_log:
-        experiment = load(folder.config, overrides, trust=trust).experiment
+        loaded = load(folder.config, overrides, trust=trust)
+        experiment = loaded.experiment
         settings = experiment.sweep
-        planned = _Plan(experiment, None, address)
+        planned = Plan(experiment, loaded.tree, address)
         if folder.trials.exists():
             table = TrialTable.read(folder.trials, metric=settings.metric, mode=settings.mode)
             table.renew([t for t in table.trials if not (folder.path / t.folder).is_dir()])
             if not trust:
                 _require_known_code(folder, table, experiment)
+            planned.complete(table, loaded.tree)
             _read_settings(folder, table, trust=trust)
         else:
             table = planned.new_table(folder)
@@ -223,44 +221,6 @@ def value_at(tree: Node, address: str, default: Any) -> Any:
     return default if node is None else node.plain()
 
 
-class _Plan:
-    """The points, seeds and scheduler of a sweep, checked before anything starts."""
-
-    def __init__(
-        self, experiment: ExperimentConfig, origins: Node | None, address: str | None
-    ) -> None:
-        sweep = experiment.sweep
-        if not is_sweep(sweep):
-            origin = COMMAND_LINE if origins is None else Origin(origins.origin.source)
-            message = "nothing to sweep; add a space: {training.lr: {loguniform: [1e-4, 1e-2]}}"
-            raise ConfigError([Problem(origin, "sweep", message)])
-        from rlrun.experiment.sweep.tune import make_scheduler
-
-        self.seeds = seeds_of(experiment)
-        self.points = [] if sweep.search == "optuna" else list(walk(sweep, seed_of(experiment)))
-        self.num_points = len(self.points) or sweep.trials or 1
-        self.experiments = experiments_of(experiment, self.points, origins) or [experiment]
-        self.scheduler = make_scheduler(experiment, self.experiments)
-        if address is None:
-            local = not is_running()
-            there = local_capacity(local_resources()) if local else _capacity("the running Ray")
-            check_fits(self.experiments, there)
-
-    def new_table(self, folder: SweepFolder) -> TrialTable:
-        """A table with the trials of all points; Optuna adds its points later."""
-        sweep = self.experiments[0].sweep
-        table = TrialTable(folder.trials, (), metric=sweep.metric, mode=sweep.mode)
-        for number, settings in enumerate(self.points, 1):
-            table.add(number, settings, self.seeds)
-        table.save()
-        return table
-
-
-def _capacity(where: str) -> Capacity:
-    """The resources of the Ray that this process is connected to."""
-    return Capacity(cluster_resources(), tuple(node_resources()), where)
-
-
 class _Sweep:
     """One session of a sweep in its folder, used once."""
 
@@ -269,7 +229,7 @@ class _Sweep:
         experiment: ExperimentConfig,
         folder: SweepFolder,
         table: TrialTable,
-        plan: _Plan,
+        plan: Plan,
         address: str | None,
         console: ConsoleStyle | None,
     ) -> None:
@@ -368,7 +328,7 @@ class _Sweep:
         limit_s = self.experiment.fault_tolerance.env_runner_start_timeout_s
         start_ray(EnvRunnersConfig(), self.address, start_timeout_s=limit_s)
         if self.address:
-            check_fits(self.plan.experiments, _capacity(f"the cluster at {self.address}"))
+            check_fits(self.plan.experiments, capacity_of_ray(f"the cluster at {self.address}"))
 
     def _identify(self, trial: Trial) -> dict[str, Any]:
         creator = registry.ENVS.get(self.experiment.env.use)
