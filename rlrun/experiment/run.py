@@ -49,7 +49,8 @@ from rlrun.experiment.report.sinks import (
     repair,
 )
 from rlrun.experiment.run_checkpoints import RunCheckpoints
-from rlrun.experiment.run_folder import RunFolder, RunFolderError, RunLog, in_shell, is_checkpoint
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, in_shell, is_checkpoint
+from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.stopping import Interrupts, StopCriteria
 from rlrun.experiment.unfinished_run import require_work, unfinished_run
 

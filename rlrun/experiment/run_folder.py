@@ -1,40 +1,30 @@
 """The run folder: everything that a run writes, in one place that can be moved.
 
-Owns the names, the lock, ``meta.json`` and ``log.txt``. It must not know the steps of a run.
+Owns the names, the lock and ``meta.json``. It must not know the steps of a run.
 
 ===================  =========================================================
 config.yaml          the resolved experiment, a valid experiment file
-meta.json            versions, git commit, argv, host, sessions and outcome
+meta.json            sessions (see session.py) and outcome
 metrics.jsonl        one result a line
 checkpoints/         see checkpoint_folder.py
-log.txt              log lines and Python warnings
+log.txt              see run_log.py
 videos/ tensorboard/ only if used
 ===================  =========================================================
-
-The environment variables are never written: they may hold secrets.
 """
 
 import fcntl
 import json
 import logging
 import os
-import platform
 import shlex
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
-from importlib import metadata
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, ClassVar, Self
 
 from rlrun.checkpoint.checkpoint import MANIFEST, CheckpointWriteError
@@ -43,6 +33,7 @@ from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import similar_folder
 from rlrun.config.yaml_tree import parse_yaml
+from rlrun.experiment.session import new_session, now
 
 RUNS = "runs"
 """The folder that runs are made in."""
@@ -51,10 +42,7 @@ SWEEP_CONFIG = "sweep.yaml"
 """The file that makes a folder a sweep's."""
 
 _LOCK = ".lock"
-_VERSIONS_OF = ("rlrun", "gymnasium", "numpy", "pydantic", "ray", "safetensors", "torch")
-_GIT_TIMEOUT_S = 2.0
 _LOOK_S = 0.2  # processes that test whether a folder is in use lock it for less than this
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
 
@@ -257,26 +245,10 @@ class RunFolder:
         Warns if the session before it has recorded no outcome.
         """
         self._earlier = self.read_meta()
-        meta = self._earlier or {"created": _now(), "sessions": []}
+        meta = self._earlier or {"created": now(), "sessions": []}
         if meta.get("outcome") == "running":
             _log.warning("the last session ended without an outcome: %s", self.KILLED)
-        session = {
-            "started": _now(),
-            "ended": None,
-            "outcome": "running",
-            "reason": None,
-            "resumed_from_iteration": resumed_from,
-            "overrides": list(overrides),
-            "argv": sys.argv,
-            "cwd": os.getcwd(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-            "versions": dict(_versions()),
-            "git": _git(),
-        }
+        session = new_session(resumed_from, overrides)
         sessions = [*(meta.get("sessions") or ()), session]
         self._write_meta({**meta, "outcome": "running", "sessions": sessions})
 
@@ -284,7 +256,7 @@ class RunFolder:
         """Record the outcome, "finished", "interrupted" or "failed", and its reason."""
         meta = self.read_meta() or self._noted
         if meta.get("sessions"):
-            meta["sessions"][-1] |= {"ended": _now(), "outcome": outcome, "reason": reason}
+            meta["sessions"][-1] |= {"ended": now(), "outcome": outcome, "reason": reason}
         self._write_meta(meta | {"outcome": outcome, "training_iteration": iteration})
 
     def withdraw_session(self) -> None:
@@ -442,92 +414,3 @@ def is_in_use(path: Path) -> bool:
     except OSError:
         pass  # No such folder yet, or a file system without locks.
     return False
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-@cache
-def _versions() -> Mapping[str, str]:
-    """Releases of the packages that a run depends on, as this process has them."""
-    found = {}
-    for name in _VERSIONS_OF:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return MappingProxyType(found)
-
-
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory's code, and whether it has been changed since."""
-    try:
-        commit = _run_git("rev-parse", "HEAD")
-        changed = _run_git("status", "--porcelain", "--untracked-files=no")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "changed": bool(changed)}
-
-
-def _run_git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S
-    )
-    return done.stdout.strip()
-
-
-class RunLog:
-    """Context manager: log lines and Python warnings go to ``path``, a run folder's log.txt.
-
-    Warnings of rlrun's own are also passed to ``notice``, which can be replaced at any time.
-    """
-
-    def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
-        self.notice = notice
-        self._path = path
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        to_file = _QuietFileHandler(self._path, encoding="utf-8", delay=True)
-        to_file.setFormatter(logging.Formatter(_LOG_FORMAT))
-        self._stack.callback(to_file.close)
-        own, python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
-        for logger, handler in (
-            (own, to_file),
-            (own, _NoticeHandler(self)),
-            (python, to_file),
-        ):
-            logger.addHandler(handler)
-            self._stack.callback(logger.removeHandler, handler)
-        self._stack.callback(own.setLevel, own.level)
-        own.setLevel(logging.INFO)
-        self._stack.callback(setattr, python, "propagate", python.propagate)
-        python.propagate = False
-        self._stack.callback(setattr, warnings, "showwarning", warnings.showwarning)
-        logging.captureWarnings(True)
-        self._stack.callback(logging.captureWarnings, False)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-class _QuietFileHandler(logging.FileHandler):
-    """Says nothing if the disk is full: logging would print a traceback for each line."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Drop the record."""
-
-    def close(self) -> None:
-        """Close the file; what the disk refuses is dropped."""
-        with suppress(OSError):
-            super().close()
-
-
-class _NoticeHandler(logging.Handler):
-    def __init__(self, run_log: RunLog) -> None:
-        super().__init__(logging.WARNING)
-        self._run_log = run_log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.WARNING:  # an error ends the run, which then says so itself
-            self._run_log.notice(f"warning: {record.getMessage()}")

@@ -37,9 +37,9 @@ from rlrun.experiment.run_folder import (
     FolderLostError,
     RunFolder,
     RunFolderError,
-    RunLog,
     in_shell,
 )
+from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.plan import Plan, capacity_of_ray
 from rlrun.experiment.sweep.points import PointBuilder

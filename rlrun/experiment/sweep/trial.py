@@ -25,7 +25,8 @@ from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import Row, addresses, flat_numbers, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
-from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, RunLog
+from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError
+from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.stopping import may_come
 from rlrun.experiment.sweep.points import PointBuilder, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
