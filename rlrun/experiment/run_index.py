@@ -35,6 +35,7 @@ from rlrun.experiment.run_folder import (
     renew_latest,
     resolve_run,
 )
+from rlrun.experiment.session import last_session
 from rlrun.experiment.stopping import StopCriteria
 from rlrun.experiment.sweep.trials import SweepFolder, TrialTable
 
@@ -103,9 +104,7 @@ class RunEntry:
             return "damaged", damage or f"{self._folder.meta}: missing or damaged"
         if state == "killed":
             return state, "its process is gone"
-        sessions = self.meta.get("sessions")
-        session = sessions[-1] if isinstance(sessions, list) and sessions else None
-        return state, str(session.get("reason") or "") if isinstance(session, dict) else ""
+        return state, str(last_session(self.meta).get("reason") or "")
 
     @property
     def state(self) -> str:

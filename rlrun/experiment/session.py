@@ -41,6 +41,17 @@ def new_session(resumed_from: int | None, overrides: Iterable[str]) -> dict[str,
     }
 
 
+def sessions_of(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sessions in a meta.json, without damaged ones."""
+    found = meta.get("sessions")
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def last_session(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The last session in a meta.json; empty without any."""
+    return (sessions_of(meta) or [{}])[-1]
+
+
 def now() -> str:
     """The time, with its zone."""
     return datetime.now().astimezone().isoformat(timespec="seconds")

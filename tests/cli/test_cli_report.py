@@ -50,10 +50,11 @@ def folder(path, name, text):
     (Path(path) / name).write_text(text)
 
 
-def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_out(rlrun):
+@pytest.mark.parametrize("meta", ["[1]", '{"sessions": [1]}', '{"sessions": 1}'])
+def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_out(rlrun, meta):
     folder("run", "config.yaml", SETTINGS)
     folder("run", "metrics.jsonl", '{"half a')
-    folder("run", "meta.json", "[1]")
+    folder("run", "meta.json", meta)
     code, out, _ = rlrun("report", "run")
     assert (code, out) == (0, "run/report.html\n")
     assert "raises_at_import:Algorithm on raises_at_import:make" in Path(out.strip()).read_text()

@@ -18,6 +18,7 @@ from rlrun.data.results import RETURN, Row, flat, number_at, plain_row
 from rlrun.experiment.report.numbers import clock_time, number, rounded, size_text
 from rlrun.experiment.report.tables import Cells, Table
 from rlrun.experiment.run_index import RunEntry
+from rlrun.experiment.session import last_session, sessions_of
 
 _STYLES = {
     "running": "cyan",
@@ -139,7 +140,7 @@ def show_lines(entry: RunEntry) -> list[str]:
 
 
 def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
-    settings, last, sessions = entry.settings, entry.last, _sessions(entry)
+    settings, last, sessions = entry.settings, entry.last, sessions_of(entry.meta)
     if settings:
         what = "a sweep of " if entry.is_sweep else ""
         env = settings["env"]["use"]
@@ -169,11 +170,6 @@ def _facts(entry: RunEntry) -> Iterator[tuple[str, str]]:
     for session in sessions[-1:]:
         yield "machine", f"{session.get('host')}, {session.get('cpus')} CPUs"
         yield "code", _code(session)
-
-
-def _sessions(entry: RunEntry) -> list[dict[str, Any]]:
-    found = entry.meta.get("sessions")
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def _command(session: Mapping[str, Any]) -> str:
@@ -213,7 +209,7 @@ def _unequal(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, lis
 
 
 def _session_code(entry: RunEntry) -> dict[str, Any]:
-    session = (_sessions(entry) or [{}])[-1]
+    session = last_session(entry.meta)
     versions = session.get("versions") or {}
     return {**versions, "python": session.get("python"), "git": session.get("git") or {}}
 

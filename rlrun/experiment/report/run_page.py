@@ -22,6 +22,7 @@ from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.report.web_page import WebPage
 from rlrun.experiment.run_folder import RunFolder, plain_settings
+from rlrun.experiment.session import last_session, sessions_of
 
 MOST_POINTS = 400
 _MOST_WARNINGS = 50
@@ -66,7 +67,7 @@ def run_page(path: Path) -> WebPage:
 def _facts(
     meta: Mapping[str, Any], results: "_Results", folder: RunFolder
 ) -> Iterator[tuple[str, str]]:
-    session = (meta.get("sessions") or [{}])[-1]
+    session = last_session(meta)
     reason = session.get("reason")
     yield "outcome", f"{meta.get('outcome', 'unknown')}{f': {reason}' if reason else ''}"
     if last := results.last:
@@ -209,7 +210,7 @@ def _add_faults(page: WebPage, last: Row, log: Path) -> None:
 def _sessions(meta: Mapping[str, Any]) -> Table:
     heads = ("started", "ended", "outcome", "from iteration", "host", "CPUs", "Python", "torch")
     cells = []
-    for session in meta.get("sessions") or []:
+    for session in sessions_of(meta):
         keys = ("started", "ended", "outcome", "resumed_from_iteration", "host", "cpus", "python")
         values = [session.get(key) for key in keys]
         values.append((session.get("versions") or {}).get("torch"))
@@ -221,7 +222,7 @@ def _overridden(meta: Mapping[str, Any]) -> set[str]:
     """Addresses of the settings on the command lines of all sessions."""
     words = [
         word
-        for session in meta.get("sessions") or []
+        for session in sessions_of(meta)
         for word in (*(session.get("argv") or []), *(session.get("overrides") or []))
     ]
     options = {word.removeprefix("--") for word in words} & {"seed", "algorithm", "env"}

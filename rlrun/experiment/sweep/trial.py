@@ -27,6 +27,7 @@ from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
 from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError
 from rlrun.experiment.run_log import RunLog
+from rlrun.experiment.session import last_session
 from rlrun.experiment.stopping import may_come
 from rlrun.experiment.sweep.points import PointBuilder, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
@@ -237,8 +238,8 @@ class SweepTrial(tune.Trainable):
                 folder = SweepFolder(Path(self._identity["sweep"]))
                 text = folder.config.read_text(encoding="utf-8")
                 self._builder = PointBuilder(text, str(folder.config))
-                for session in folder.read_meta().get("sessions", [])[-1:]:
-                    sys.argv = session["argv"]  # for meta.json; a worker's own are Ray's
+                # For meta.json; a worker's own are Ray's.
+                sys.argv = last_session(folder.read_meta()).get("argv", sys.argv)
             settings, seed = python_values(self._settings), self._identity["seed"]
             experiment = self._builder.build(settings, seed)
             experiment = with_paths_from(experiment, self._identity["cwd"])

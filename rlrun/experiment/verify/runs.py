@@ -29,6 +29,7 @@ from rlrun.config.registry import configs_folder
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import flat
 from rlrun.experiment.run_folder import RunFolder, is_in_use
+from rlrun.experiment.session import last_session
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.verify.cases import Case
 
@@ -183,9 +184,9 @@ class _Process:
         return None
 
     def _why_it_failed(self) -> str:
-        sessions = self.run.folder.read_meta().get("sessions") or [{}]
-        if self.words[0] == "train" and sessions[-1].get("outcome") == "failed":
-            return str(sessions[-1]["reason"])
+        session = last_session(self.run.folder.read_meta())
+        if self.words[0] == "train" and session.get("outcome") == "failed":
+            return str(session["reason"])
         lines = self.run.log.read_text(encoding="utf-8", errors="replace").splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "")
         return last or f"exit code {self._popen.returncode}"

@@ -18,6 +18,7 @@ from rlrun.config.registry import suggestion
 from rlrun.data.results import RETURN, Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.statistics import estimate, iqm
+from rlrun.experiment.session import last_session
 from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
 from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
 
@@ -279,7 +280,6 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
     evaluation = None
     if run.evaluation.exists():
         evaluation = number_at(json.loads(run.evaluation.read_text(encoding="utf-8")), RETURN)
-    sessions = run.folder.read_meta().get("sessions") or [{}]
     return SeedResult(
         seed=run.seed,
         folder=run.folder.path,
@@ -290,7 +290,7 @@ def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
         evaluation=evaluation,
         error=error,
         curve=curve,
-        session=sessions[-1],
+        session=last_session(run.folder.read_meta()),
     )
 
 
