@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from rlrun.experiment.report.numbers import short
 
+Point = tuple[float, float]
+
 _CHARACTERS = 44
 """Length of all names below an axis together."""
 
@@ -67,6 +69,12 @@ class Chart:
             return list(enumerate(names))
         places = _log_ticks if self.log_x else ticks
         return [(x, short(x)) for x in places(*self.x_ends)]
+
+
+def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
+    """Every so many of the points, at most ``most``; the last is one of them."""
+    every = -(-len(points) // most) or 1
+    return points[::-1][::every][::-1]
 
 
 @dataclass(frozen=True)

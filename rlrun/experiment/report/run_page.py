@@ -16,7 +16,7 @@ from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import RETURN, Row, flat, flat_numbers, number_at
-from rlrun.experiment.report.charts import Chart, Curve
+from rlrun.experiment.report.charts import Chart, Curve, Point, thinned
 from rlrun.experiment.report.numbers import clock_time, number
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.tables import Table
@@ -139,7 +139,7 @@ class _Series:
 
     def __init__(self) -> None:
         self.changes = False
-        self._points: list[tuple[float, float]] = []
+        self._points: list[Point] = []
         self._count, self._every = 0, 1
         self._last = (0.0, 0.0)
 
@@ -158,8 +158,7 @@ class _Series:
     def curve(self, label: str) -> Curve:
         """At most MOST_POINTS points, the last of all included."""
         points = self._points if not self._count % self._every else [*self._points, self._last]
-        every = -(-len(points) // MOST_POINTS)
-        kept = points[::-1][::every][::-1]
+        kept = thinned(points, MOST_POINTS)
         return Curve(label, [x for x, _ in kept], [y for _, y in kept])
 
 

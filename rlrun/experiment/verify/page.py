@@ -14,7 +14,7 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.registry import configs_folder
 from rlrun.config.yaml_tree import parse_yaml
-from rlrun.experiment.report.charts import Chart, Curve
+from rlrun.experiment.report.charts import Chart, Curve, thinned
 from rlrun.experiment.report.numbers import number, two_decimals
 from rlrun.experiment.report.plots import save_charts
 from rlrun.experiment.report.tables import Table
@@ -75,9 +75,6 @@ def _entry(result: CaseResult) -> dict[str, Any]:
 
 
 def _seed_entry(seed: SeedResult) -> dict[str, Any]:
-    every = -(-len(seed.curve) // POINTS_OF_A_CURVE) or 1
-    # From the end, so that the last point, where training ended, is one of them.
-    curve = seed.curve[::-1][::every][::-1]
     return {
         **seed.facts(),
         "session": {
@@ -85,7 +82,9 @@ def _seed_entry(seed: SeedResult) -> dict[str, Any]:
             for key in ("cpus", "python", "versions", "git")
             if key in seed.session
         },
-        "curve": [[steps, round(mean, 2)] for steps, mean in curve],
+        "curve": [
+            [int(steps), round(mean, 2)] for steps, mean in thinned(seed.curve, POINTS_OF_A_CURVE)
+        ],
     }
 
 
