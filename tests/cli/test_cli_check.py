@@ -162,7 +162,7 @@ def test_a_base_that_no_system_could_hold(rlrun, text):
     [
         (["algorithm=DQN", "env=Pendulum-v1"], "need a Discrete action space"),
         (["multi_agent.policies=[a]"], "CartPole-v1 has one agent"),
-        (["model.conv=[[3, 3, 1]]"], "model.conv: convolutions need 2-D or 3-D observations"),
+        (["model.conv=[[3, 3, 1]]"], "model.conv: convolutions need 2-D, 3-D or 4-D observations"),
         (
             [
                 "env=MultiAgentCartPole",

@@ -116,13 +116,14 @@ def assert_returns(batch, rows, n_step):
     """Each sampled return against a walk through all rows."""
     names = (col.OBS, col.ACTIONS, col.REWARDS, col.NEXT_OBS)
     names += (col.TERMINATEDS, col.TRUNCATEDS, col.DISCOUNTS)
-    for i, item in enumerate(batch[col.ITEM_IDS].tolist()):
+    expected = []
+    for item in batch[col.ITEM_IDS].tolist():
         steps = [rows[j] for j in followers(rows, item)][:n_step]
         first, last = steps[0], steps[-1]
         total = sum(GAMMA**k * row.reward for k, row in enumerate(steps))
-        expected = (first.obs, first.action, total, *last[-3:], GAMMA ** len(steps))
-        found = [np.ravel(batch[name][i])[0] for name in names]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        expected.append((first.obs, first.action, total, *last[-3:], GAMMA ** len(steps)))
+    found = np.stack([batch[name].reshape(len(expected), -1)[:, 0] for name in names], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def assert_equal_batches(one, other):
