@@ -1,9 +1,10 @@
-"""Environments whose step has a fixed price, next to the CartPole-v1 the other benchmarks run.
+"""Environments beside gymnasium's own: steps of a fixed price, starts that all policies share.
 
 Imported inside the peers' environments, so it may use gymnasium, numpy and the standard library
 only.
 """
 
+import itertools
 import time
 from typing import Any
 
@@ -65,3 +66,23 @@ class SleepingEnv(gym.Env[Any, Any]):
 
     def _observation(self) -> Any:
         return self.np_random.uniform(-1.0, 1.0, 32).astype(np.float32)
+
+
+class NumberedStarts(gym.Wrapper[Any, Any, Any, Any]):
+    """Its n-th reset, counted over all environments of the process, has the seed n modulo 100.
+
+    The seed that is asked for is ignored. 100 episodes in a row thus have the same 100 starts for
+    every policy, wherever a library begins to count and however often it makes environments.
+    """
+
+    _resets = itertools.count()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=next(self._resets) % 100, options=options)
+
+
+def numbered_starts(id: str) -> gym.Env[Any, Any]:
+    """An environment that is registered with gymnasium, with `NumberedStarts`."""
+    return NumberedStarts(gym.make(id))

@@ -56,9 +56,9 @@ def solve_with_rlrun(seed: int, overrides: Sequence[str] = ()) -> dict[str, Any]
         }
 
 
-def roll_out(policy: Path, episodes: int) -> dict[str, Any]:
+def roll_out(policy: Path, episodes: int, *overrides: str) -> dict[str, Any]:
     """Statistics of episodes out of `rlrun rollout --json`; no single episodes, no paths."""
-    words = ["rollout", str(policy), "--episodes", str(episodes), "--json"]
+    words = ["rollout", str(policy), *overrides, "--episodes", str(episodes), "--json"]
     command = [sys.executable, "-m", "rlrun", *words]
     output = harness.run_command(command, timeout_s=TIMEOUT_S)
     for line in reversed(output.splitlines()):

@@ -12,6 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from benchmarks.environments import NumberedStarts
 from benchmarks.peers import driver
 
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--episodes", type=int, required=True, help="of the evaluation")
+    parser.add_argument("--numbered-starts", action="store_true", help="of these episodes")
     task = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
@@ -31,7 +33,8 @@ def main() -> None:
         sys.argv = ["train", *words, "--eval-freq", "-1", "--num-threads", "1", "--verbose", "0"]
         train()
         model = ALGOS[task.algorithm].load(next(Path(scratch).rglob(f"{task.env}.zip")))
-        environment: VecEnv = make_vec_env(task.env, seed=1000 + task.seed)
+        starts = NumberedStarts if task.numbered_starts else None
+        environment: VecEnv = make_vec_env(task.env, seed=1000 + task.seed, wrapper_class=starts)
         for statistics in Path(scratch).rglob("vecnormalize.pkl"):
             environment = VecNormalize.load(str(statistics), environment)
             environment.training = environment.norm_reward = False
