@@ -142,6 +142,8 @@ def _resumed(
         loaded = load(folder.config, overrides, trust=trust)
         experiment = loaded.experiment
         settings = experiment.sweep
+        if overrides:
+            _require_other_stop_alone(folder, experiment)
         planned = Plan(experiment, loaded.tree, address)
         if folder.trials.exists():
             table = TrialTable.read(folder.trials, metric=settings.metric, mode=settings.mode)
@@ -157,14 +159,19 @@ def _resumed(
         return _Sweep(experiment, folder, table, planned, address, console).run(run_log, overrides)
 
 
+def _require_other_stop_alone(folder: SweepFolder, experiment: ExperimentConfig) -> None:
+    """Raise RunFolderError if an experiment differs from the folder's by more than its stop."""
+    before = load(folder.config, trust=True).experiment
+    if before.model_copy(update={"stop": experiment.stop}) != experiment:
+        raise RunFolderError(f"{folder.path}: only stop can be changed")
+
+
 def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentConfig) -> None:
     """Let finished trials continue to the experiment's stop, and write it to the folder.
 
     Raises:
-        RunFolderError: other settings differ from the folder's, the trials have their own stops, or
-            one has no checkpoint to continue from.
+        RunFolderError: the trials have their own stops, or one has no checkpoint to continue from.
     """
-    before = load(folder.config, trust=True).experiment
     searched = {name.partition(".")[0] for trial in table.trials for name in trial.settings}
     finished = [trial for trial in table.trials if trial.status == "finished"]
     lacking = [
@@ -172,9 +179,7 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
         for trial in finished
         if newest_checkpoint(RunFolder(folder.path / trial.folder).checkpoints) is None
     ]
-    if before.model_copy(update={"stop": experiment.stop}) != experiment:
-        problem = "only stop can be changed"
-    elif experiment.sweep.scheduler is not None or "stop" in searched:
+    if experiment.sweep.scheduler is not None or "stop" in searched:
         problem = "its search or scheduler decides when trials stop; resume single trials instead"
     elif lacking:
         problem = f"{lacking[0]} has finished without a checkpoint to continue from"
