@@ -259,7 +259,7 @@ def _wait_for_cluster(address: str) -> None:
     """Wait until a cluster's address accepts connections, which Ray does for a quarter of an hour.
 
     Raises:
-        RayStartError: it does not within `_CONNECT_S`.
+        RayStartError: it does not within `_CONNECT_S`, or is no address.
     """
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -270,6 +270,8 @@ def _wait_for_cluster(address: str) -> None:
     if place is None:  # the address of a Ray client, or Ray says that it finds no cluster
         return
     host, _, port = place.rpartition(":")
+    if not port.isdecimal():
+        raise RayStartError(f"no Ray cluster at {address}: expected HOST:PORT")
     end = time.monotonic() + _CONNECT_S
     while True:
         try:

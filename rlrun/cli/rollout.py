@@ -40,7 +40,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     if render and video is not None:
         raise typer.BadParameter("--render and --video exclude each other")
     if save is not None and save.suffix not in ("", ".npz"):
-        raise typer.BadParameter(f"--save writes npz files only: {save.with_suffix('.npz')}")
+        raise typer.BadParameter(f"--save writes npz files: name it {save.with_suffix('.npz')}")
     from rlrun.experiment import rollout as room
 
     done = room.rollout(

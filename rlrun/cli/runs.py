@@ -187,7 +187,7 @@ def rm(
     from rlrun.experiment.report.tables import print_table
     from rlrun.experiment.run_index import matching, removable, remove
 
-    named = [removable(path) for path in matching(runs)]
+    named = [removable(path) for path in matching(runs, links=False)]
     entries = list({entry.path.resolve(): entry for entry in named}.values())  # each once
     if not yes:
         print_table(list_table(entries, RUNS), style_of)

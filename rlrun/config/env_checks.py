@@ -82,7 +82,9 @@ def check_environment(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 def _check_preprocessed_game(env: EnvSpec) -> Iterator[Finding]:
     """Arguments of an Atari game that contradict DeepMind's preprocessing."""
-    for name, other, what in _MADE_BY_PREPROCESSING if ATARI_ID.search(env.use) else ():
+    if not ATARI_ID.search(env.use):
+        return
+    for name, other, what in _MADE_BY_PREPROCESSING:
         if env.kwargs.get(name, other) != other:
             message = f"the deepmind preprocessing {what}; remove this key, or set "
             message += "env_runners.preprocessor_pref: rllib and env_wrappers of your own"

@@ -337,8 +337,11 @@ def header_of(entry: RunEntry) -> RunHeader:
     )
 
 
-def matching(words: Iterable[str | Path]) -> Iterator[Path]:
+def matching(words: Iterable[str | Path], *, links: bool = True) -> Iterator[Path]:
     """The runs and sweeps that paths and patterns name; a path that exists stands for itself.
+
+    Args:
+        links: whether patterns also name the runs behind links.
 
     Raises:
         RunFolderError: nothing matches a pattern.
@@ -348,6 +351,7 @@ def matching(words: Iterable[str | Path]) -> Iterator[Path]:
             yield Path(word)
             continue
         found = [path for path in map(Path, sorted(glob.glob(word))) if _is_listed(path)]
+        found = [path for path in found if links or not path.is_symlink()]
         if not found:
             raise RunFolderError(f"{word}: no run or sweep matches")
         yield from found

@@ -225,8 +225,9 @@ def test_a_cluster_where_nothing_listens_is_one_message(monkeypatch: pytest.Monk
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(RayStartError, match=f"no Ray cluster at {address}: nothing answers within"):
         ray_runtime.start_ray(settings(num_env_runners=1), address)
-    with pytest.raises(RayStartError, match="no Ray cluster at nonsense: "):
-        ray_runtime.start_ray(settings(num_env_runners=1), "nonsense")
+    for address in ("nonsense", "head:port", "head:"):
+        with pytest.raises(RayStartError, match=f"no Ray cluster at {address}: "):
+            ray_runtime.start_ray(settings(num_env_runners=1), address)
 
 
 @pytest.mark.faults

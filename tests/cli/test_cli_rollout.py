@@ -156,7 +156,7 @@ def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
 def test_transitions_are_saved_as_npz_only(rollout):
     code, _, error = rollout("run", "--save", "t.parquet")
     assert code == 2
-    assert "--save writes npz files only: t.npz" in " ".join(error.split())
+    assert "--save writes npz files: name it t.npz" in " ".join(error.split())
 
 
 def test_wrong_arguments_are_exit_2(run, rollout, tmp_path):

@@ -15,7 +15,7 @@ from rich.text import Text
 from rlrun.checkpoint.files import replace_text
 from rlrun.experiment.outcome import End, resume_command
 from rlrun.experiment.report.console import Console, ConsoleStyle, LiveFrame, print_line
-from rlrun.experiment.report.numbers import clock_time, number, two_decimals
+from rlrun.experiment.report.numbers import clock_time, number, rounded, two_decimals
 from rlrun.experiment.report.plots import save_charts
 from rlrun.experiment.report.statistics import iqm
 from rlrun.experiment.report.tables import Table
@@ -151,7 +151,7 @@ def trial_table(table: TrialTable, trials: Sequence[Trial]) -> Table:
             state += f"  {trial.reason}"
         values = [value_text(trial.settings.get(address)) for address in names]
         seed = [str(trial.seed)] if seeds else []
-        score = two_decimals(trial.score)
+        score = rounded(trial.score, "-")
         rows.append((str(trial.trial), *values, *seed, score, steps, state))
     return Table((*numeric, ""), rows, numeric)
 
