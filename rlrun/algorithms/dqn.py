@@ -198,7 +198,7 @@ def c51_loss(
         # After a termination the next value is 0, even if its observation is infinite.
         terminal, discounts = rows[col.TERMINATEDS], rows[col.DISCOUNTS]
         probabilities = torch.where(terminal[:, None], logits.nan_to_num(), logits).softmax(-1)
-        discounts = torch.where(terminal, 0.0, discounts)
+        discounts = discounts.masked_fill(terminal, 0.0)
         targets = project_distribution(probabilities, rows[col.REWARDS], discounts, support)
     cross_entropies = -(targets * chosen).sum(-1)
     loss = (rows[col.WEIGHTS] * cross_entropies).mean()

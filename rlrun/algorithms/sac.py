@@ -341,6 +341,8 @@ class SACUpdater(Updater):
         if entropy is None:
             entropy = default_target_entropy(action_space)
         self.temperature = Temperature(training.initial_alpha, entropy, learner.device)
+        # As one CUDA graph on a GPU, not as one for each loss and each step of an optimizer.
+        self._step = learner.recorded(self._take_step)
 
     def coefficients(self, env_steps: int) -> dict[str, float]:
         return {"lr": value_at(self._training.lr, env_steps)}
@@ -350,34 +352,44 @@ class SACUpdater(Updater):
 
     def update(self, batch: SampleBatch, rng: np.random.Generator, env_steps: int) -> Statistics:
         """One step of the critics, the policy, the temperature and the target."""
-        learner, critic, training = self._learner, self.critic, self._training
+        training = self._training
         rows = replayed_rows(batch)
         if self._continuous:
             shape = (2, *rows[col.ACTIONS].shape)
             rows[NOISE], rows[NEXT_NOISE] = rng.standard_normal(shape, dtype=np.float32)
+        rates = {
+            "lr": value_at(training.lr, env_steps),
+            "critic_lr": self._lr_of(training.critic_lr, env_steps),
+            "alpha_lr": self._lr_of(training.alpha_lr, env_steps),
+        }
+        return self._step({"rows": rows, **rates})
+
+    def _take_step(self, inputs: Mapping[str, Any]) -> Statistics:
+        """The update, given its rows and learning rates."""
+        learner, critic, rows = self._learner, self.critic, inputs["rows"]
         if not critic.module.has_vjp:
             rows = as_tensors(rows, learner.device)  # once for both
-        alpha = self.temperature.alpha
+        alpha = self.temperature.alpha.clone()  # what both losses take, before its own step
         policy, critics = learner.module, critic.module
         critic_stats = critic.step(
             rows,
             critic_loss,
             {"policy": policy, "target": self.target.module, "alpha": alpha},
-            lr=self._lr_of(training.critic_lr, env_steps),
+            lr=inputs["critic_lr"],
             gradient=critic_gradient,
         )
         policy_stats = learner.step(
             rows,
             policy_loss,
             {"critics": critics, "alpha": alpha},
-            lr=value_at(training.lr, env_steps),
+            lr=inputs["lr"],
             gradient=policy_gradient if critics.has_vjp else None,
         )
         if self._masked:
             self.temperature.target_entropy = masked_target_entropy(rows[col.OBS])
-        self.temperature.step(policy_stats["entropy"], self._lr_of(training.alpha_lr, env_steps))
-        if training.target_network_update_freq == 1:
-            self.target.follow(training.tau)
+        self.temperature.step(policy_stats["entropy"], inputs["alpha_lr"])
+        if self._training.target_network_update_freq == 1:
+            self.target.follow(self._training.tau)
         grad_norms = {
             "critic_grad_norm": critic_stats.pop("grad_norm"),
             "policy_grad_norm": policy_stats.pop("grad_norm"),
@@ -423,11 +435,11 @@ class Temperature:
         self._optimizer = FlatAdam(self._log_alpha, self._gradient)
         self.alpha = self._log_alpha.exp()
 
-    def step(self, entropy: Tensor | float, lr: float) -> None:
+    def step(self, entropy: Tensor | float, lr: float | Tensor) -> None:
         """Take one gradient step, given the policy's entropy."""
         self._gradient.fill_(entropy - self.target_entropy)
         self._optimizer.step(lr)
-        self.alpha = self._log_alpha.exp()
+        torch.exp(self._log_alpha, out=self.alpha)  # in its place, where a recorded update reads it
 
     def get_state(self) -> dict[str, Any]:
         """The logarithm of alpha, and its optimizer's state."""
@@ -440,7 +452,7 @@ class Temperature:
         """Restore a state from `get_state`."""
         self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
         self._optimizer.set_state(state["optimizer"])
-        self.alpha = self._log_alpha.exp()
+        torch.exp(self._log_alpha, out=self.alpha)
 
 
 def masked_target_entropy(observations: Any) -> Tensor:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlrun.data import columns as col
@@ -39,7 +38,7 @@ def bellman_targets(rows: Mapping[str, Any], next_values: Any, *, rescaled: bool
     """
     # Selected, not multiplied by 0: 0 times an infinite value would be NaN.
     if isinstance(next_values, Tensor):
-        bootstrap: Any = torch.where(rows[col.TERMINATEDS], 0.0, next_values)
+        bootstrap: Any = next_values.masked_fill(rows[col.TERMINATEDS], 0.0)
     else:
         bootstrap = np.where(rows[col.TERMINATEDS], np.float32(0.0), next_values)
     if rescaled:

@@ -255,8 +255,14 @@ def _check_evaluation(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 
 def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Whether the algorithm can use several learners, and their resources."""
+    """Whether updates can be recorded, the algorithm can use several learners, and resources."""
     learners = experiment.learners
+    models = [settings.model for _, settings in addressed_settings(experiment)]
+    used = [f"model.{x}" for x in MEMORY_SWITCHES if any(getattr(model, x) for model in models)]
+    others = [*used, *(["learners.compile"] if learners.compile else [])]
+    if learners.cuda_graphs and others:
+        message = f"{others[0]} makes updates that cannot be recorded; remove this key"
+        yield Finding(("learners", "cuda_graphs"), message)
     if not learners.num_learners:
         for name in ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts"):
             if getattr(learners, name) != type(learners).model_fields[name].default:

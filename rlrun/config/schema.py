@@ -245,8 +245,7 @@ class TrainingConfig(Section):
     grad_clip: Positive | None = None
     """Bound that gradients are clipped to; null does not clip."""
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """What `grad_clip` bounds: the norm of all gradients together, the norm of each tensor's, or
-    each value."""
+    """Whether `grad_clip` bounds the norm of all gradients together, of each tensor, or values."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimizer; IMPALA was published with "rmsprop"."""
     adam_epsilon: Epsilon = 1e-8
@@ -256,9 +255,8 @@ class TrainingConfig(Section):
     rmsprop_epsilon: Epsilon = 0.1
     """RMSProp's epsilon, added to the mean square before its root is taken."""
     loss: str | None = None
-    """Import path of a function that changes the loss: hook(module, rows, loss, statistics) returns
-    the loss to use, and statistics to report besides the algorithm's. SAC calls it for each of its
-    two losses. null keeps the loss."""
+    """Import path of hook(module, rows, loss, statistics), which returns the loss to use, and
+    statistics to report besides the algorithm's. SAC calls it for both losses. null: no change."""
     learner_connectors: UseSpecs = ()
     """Custom connectors applied to each policy's train batch before it is learned from, or put into
     a replay buffer: classes, each made once and called as connector(batch), which returns the
@@ -280,6 +278,9 @@ class LearnersConfig(Section):
     """Where to learn: "auto" (a GPU if there is one), "cpu", "cuda" or a certain GPU, "cuda:1"."""
     compile: bool = False
     """Compile the update with torch.compile: slower to start, faster to update."""
+    cuda_graphs: bool = False
+    """Record updates on a GPU as CUDA graphs and replay them, which runs none of their Python. Not
+    for networks with a memory; a loss or network of yours must depend on its arguments alone."""
     num_threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """torch's threads in the learner; null is 1 for small networks, torch's default for others."""
 
@@ -520,8 +521,7 @@ class SweepConfig(Section):
     search: Literal["grid", "random", "optuna"] | None = None
     """How points are chosen; null is grid if `space` has grids only, else random."""
     trials: Count | None = None
-    """Number of points to draw, each combined with every point of the grids; required if `space`
-    has distributions to draw from."""
+    """Points to draw, each combined with all grids; required if `space` has distributions."""
     seeds: Count | tuple[Seed, ...] | None = None
     """Seeds of each point, or their number, counted from the experiment's own; null: only that."""
     scheduler: UseSpec | None = None

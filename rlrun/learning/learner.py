@@ -24,6 +24,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import LearnersConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import SampleBatch
+from rlrun.learning.cuda_graphs import CudaGraphs
 from rlrun.learning.loaded_batch import LoadedBatch, Minibatches, Rows, as_tensors, num_rows_of
 from rlrun.learning.losses import (
     Gradient,
@@ -68,7 +69,7 @@ class Learner:
         self._hook = None if training.loss is None else import_object(training.loss)
         # Although a gradient is given: a group's driver may be on the CPU, its learners on GPUs.
         self._by_autograd = not self.module.has_vjp or self._compile or self._hook is not None
-        self._compiled: dict[Loss, Loss] = {}
+        self._gradients: dict[Loss, Gradient] = {}  # by compiled, changed or recorded losses
         if self.device.type == "cpu":
             keep_freed_memory()
         convolutional = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
@@ -83,6 +84,8 @@ class Learner:
         # Views that the module cannot have when it acts, such as of later steps, are for losses.
         self._for_losses = [n for n in views if views[n].used_for_training and n not in seen]
         self.optimizer = make_optimizer(self.parameters, training)
+        self._records = settings.cuda_graphs and self.device.type == "cuda"
+        self._step = self.recorded(self._clip_and_step)
         self._trained = [p for p in self.module.parameters() if p.requires_grad]
 
     def load(self, batch: SampleBatch, names: tuple[str, ...]) -> LoadedBatch:
@@ -124,11 +127,10 @@ class Learner:
             statistics = gradient(self.module, rows, **loss_arguments)
             if stop_early is not None and stop_early(statistics):
                 break
-            statistics["grad_norm"] = self.apply_gradients(lr)
+            statistics |= self._step({"lr": lr})
             gathered.append(statistics)
-        if not gathered:
-            return {"num_updates": 0.0}
-        return {**reduced(gathered), "num_updates": float(len(gathered))}
+        means = reduced(gathered) if gathered else {}
+        return {**means, "num_updates": float(len(gathered))}
 
     def accumulate(
         self,
@@ -152,8 +154,7 @@ class Learner:
             Statistics as `reduced` makes them, weighted by rows, and the step's ``grad_norm``.
         """
         means = self.compute_gradients(microbatches, num_rows, loss, loss_arguments, gradient)
-        means["grad_norm"] = self.apply_gradients(lr)
-        return means
+        return means | self._step({"lr": lr})
 
     def compute_gradients(
         self,
@@ -179,8 +180,11 @@ class Learner:
         means, weights = _weighted(gathered, shares)
         return means if group is None else group.all_reduce(grads, means, weights)
 
-    def apply_gradients(self, lr: float) -> Tensor | float:
+    def apply_gradients(self, lr: float | Tensor) -> Any:
         """The second half: clip the gradient and take a step; returns its norm before clipping."""
+        return self._step({"lr": lr})["grad_norm"]
+
+    def _clip_and_step(self, inputs: Mapping[str, Any]) -> Statistics:
         training, parameters = self.training, self.parameters
         bound, of_all = training.grad_clip, training.grad_clip_by == "global_norm"
         norm = parameters.clip_grad_norm(bound if of_all else None)
@@ -189,8 +193,8 @@ class Learner:
         elif bound is not None and training.grad_clip_by == "norm":
             for parameter in self.module.parameters():
                 torch.nn.utils.clip_grad_norm_(parameter, bound)
-        self.optimizer.step(lr)
-        return norm
+        self.optimizer.step(inputs["lr"])
+        return {"grad_norm": norm}
 
     def step(
         self,
@@ -198,7 +202,7 @@ class Learner:
         loss: Loss,
         loss_arguments: Mapping[str, Any],
         *,
-        lr: float,
+        lr: float | Tensor,
         gradient: Gradient | None = None,
     ) -> Statistics:
         """Take one gradient step on one minibatch.
@@ -215,12 +219,18 @@ class Learner:
         if gradient is None or self._by_autograd:
             gradient = self._gradient_of(loss)
         statistics = gradient(self.module, rows, **loss_arguments)
-        statistics["grad_norm"] = self.apply_gradients(lr)
-        return statistics
+        return statistics | self._step({"lr": lr})
+
+    def recorded(self, function: Gradient) -> Gradient:
+        """The function, on a GPU recorded and replayed if the settings say so; see `CudaGraphs`."""
+        return CudaGraphs(function, self.device) if self._records else function
 
     def _gradient_of(self, loss: Loss) -> Gradient:
         """The gradient of a loss by autograd."""
-        function = self._configured(loss)
+        if loss in self._gradients:
+            return self._gradients[loss]
+        changed = loss if self._hook is None else changed_loss(loss, self._hook)
+        function = torch.compile(changed) if self._compile else changed
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
             returned = function(module, as_tensors(rows, self.device), **arguments)
@@ -235,7 +245,9 @@ class Learner:
                 require_loss(returned, f"the loss {loss.__qualname__}")
                 raise
 
-        return gradient
+        if self._records or function is not loss:  # others cost nothing to make anew
+            self._gradients[loss] = self.recorded(gradient)
+        return self._gradients.get(loss, gradient)
 
     def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
         """The gradient of the whole minibatch: the learners of the group compute a part each."""
@@ -248,15 +260,6 @@ class Learner:
             return group.all_reduce(grads, statistics, dict.fromkeys(statistics, weight))
 
         return together
-
-    def _configured(self, loss: Loss) -> Loss:
-        """The loss, changed by `training.loss` and compiled if the settings say so."""
-        if self._hook is None and not self._compile:
-            return loss
-        if loss not in self._compiled:
-            changed = loss if self._hook is None else changed_loss(loss, self._hook)
-            self._compiled[loss] = torch.compile(changed) if self._compile else changed
-        return self._compiled[loss]
 
     def get_weights(self) -> NDArray[np.float32]:
         """A copy of all weights as one vector, float32 ``[P]``."""

@@ -142,7 +142,7 @@ class LearnerGroup(Learner):
         self.parameters.load(weights)
         return dict(means)
 
-    def apply_gradients(self, lr: float) -> Tensor:
+    def apply_gradients(self, lr: float | Tensor) -> Tensor:
         """Not available: the gradients of a group are in its learners."""
         raise TypeError("a LearnerGroup makes its steps in update() or accumulate()")
 

@@ -43,20 +43,18 @@ class FlatAdam:
 
     def __init__(self, vector: Tensor, grads: Tensor, *, eps: float = 1e-8) -> None:
         self._vector, self._grads, self._eps = vector, grads, eps
-        self._num_steps = 0
         self._step = torch.zeros((), device=vector.device)
         # Written by numpy where it can be: between closed forms torch takes as long as for a step.
         self._step_array = self._step.numpy() if vector.device.type == "cpu" else None
         self._mean = torch.zeros_like(vector)
         self._square = torch.zeros_like(vector)
 
-    def step(self, lr: float) -> None:
-        """Move the parameters once."""
-        self._num_steps += 1
+    def step(self, lr: float | Tensor) -> None:
+        """Move the parameters once; ``lr`` may be a tensor, a scalar, on a GPU."""
         if self._step_array is None:
-            self._step.fill_(self._num_steps)
+            self._step.add_(1.0)
         else:
-            self._step_array[...] = self._num_steps
+            self._step_array += 1.0
         # Without a gradient (a ReLU that has died) moments decay into denormal numbers, with which
         # the CPU computes five times slower. Elsewhere numpy relies on them, so just here.
         flushes = torch.set_flush_denormal(True)
@@ -80,14 +78,14 @@ class FlatAdam:
 
     def get_state(self) -> dict[str, Any]:
         """The number of steps, and if there were any the moments as arrays ``[P]``."""
-        state: dict[str, Any] = {"num_steps": self._num_steps}
-        if self._num_steps:  # not for a policy that never learns
+        state: dict[str, Any] = {"num_steps": int(self._step)}
+        if state["num_steps"]:  # not for a policy that never learns
             state |= {"mean": _to_numpy(self._mean), "square": _to_numpy(self._square)}
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
-        self._num_steps = int(state["num_steps"])
+        self._step.fill_(int(state["num_steps"]))
         for name, moment in (("mean", self._mean), ("square", self._square)):
             _load(moment, state.get(name, np.zeros(len(moment))))
 
@@ -114,11 +112,11 @@ class FlatRMSProp:
         self._decay, self._eps = decay, eps
         self._square = torch.ones_like(vector)
 
-    def step(self, lr: float) -> None:
-        """Move the parameters once."""
+    def step(self, lr: float | Tensor) -> None:
+        """As `FlatAdam.step`."""
         grads = self._grads
         self._square.mul_(self._decay).addcmul_(grads, grads, value=1.0 - self._decay)
-        self._vector.addcdiv_(grads, (self._square + self._eps).sqrt_(), value=-lr)
+        self._vector.addcdiv_(grads * -lr, (self._square + self._eps).sqrt_())
 
     def get_state(self) -> dict[str, Any]:
         """The mean square of the gradients, an array ``[P]``."""

@@ -134,7 +134,7 @@ class MaskedModule(RLModule):
     def _forbid(self, inputs: Tensor, batch: TensorBatch) -> Tensor:
         observations: Any = batch[col.OBS]
         allowed = self._with_some(observations[ACTION_MASK] != 0)
-        return torch.where(allowed, inputs, float(FORBIDDEN))
+        return inputs.masked_fill(~allowed, float(FORBIDDEN))
 
     def _with_some(self, allowed: Tensor) -> Tensor:
         """All allowed where none is: no action follows an episode's last observation."""

@@ -160,11 +160,15 @@ class MLP(nn.Module):
         """Draw new noise for acting and learning; does nothing for weights without noise."""
         if not self.noisy:
             return
-        self._noise = []
-        for layer in self._linear_layers():
+        layers = self._linear_layers()
+        if self._noise is None:
+            like = [(layer.weight.detach(), layer.bias.detach()) for layer in layers]
+            self._noise = [(torch.empty_like(w), torch.empty_like(b)) for w, b in like]
+        for layer, (of_weight, of_bias) in zip(layers, self._noise, strict=True):
             drawn = factorised_noise(rng, layer.in_features, layer.out_features)
-            into, out = (torch.from_numpy(e).to(layer.weight.device) for e in drawn)
-            self._noise.append((torch.outer(out, into), out))
+            into, out = (torch.from_numpy(e).to(of_bias.device) for e in drawn)
+            torch.outer(out, into, out=of_weight)  # in its place, where recorded updates read it
+            of_bias.copy_(out)
 
     def forward(self, x: Tensor, *, noisy: bool = True) -> Tensor:
         """[N, in] -> [N, out]; with the means of noisy weights if ``noisy`` is False."""
@@ -376,7 +380,10 @@ class ImageConv2d(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         """Images, bytes or numbers, -> [N, filters, H', W']."""
         weight = self.weight / MAX_BYTE if images.dtype == torch.uint8 else self.weight
-        return self._conv_forward(images.to(torch.float32), weight, self.bias)
+        kind = images.device.type  # bfloat16 has all bytes, so they need not pass through float32
+        autocasts = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocasts else torch.float32
+        return self._conv_forward(images.to(dtype), weight, self.bias)
 
 
 class ConvEncoder(nn.Module):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from counting_envs import CountingEnv
+from recorded_calls import compute_as_on_a_gpu, record_on_the_cpu
 from slow_cases import MEMORIES, slow_with_memory
 from tiny import (
     ALGORITHMS,
@@ -471,6 +472,33 @@ def test_a_gpu_learns_what_the_cpu_learns(built, name):
     assert rows[0]["env_steps"] == rows[1]["env_steps"]
     for key, value in weights[0].items():
         np.testing.assert_allclose(weights[1][key], value, rtol=1e-2, atol=1e-3)
+
+
+WITHOUT_MEMORY = [name for name in ALGORITHMS if name not in MEMORIES]
+EXACT = {"lr": 2.0**-11}  # as float32, too: a recorded update reads it from the device
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_cuda_graphs_compute_what_their_kernels_compute_one_by_one(built, name):
+    settings = [{"device": "cuda", "cuda_graphs": graphs} for graphs in (False, True)]
+    plain, replayed = (built(name, resources=each, training=EXACT) for each in settings)
+    assert train(replayed, 3) == train(plain, 3)
+    assert_equal_weights(plain, replayed)
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [*((name, "CartPole-v1") for name in WITHOUT_MEMORY), ("SAC", "Pendulum-v1")]
+)
+def test_updates_can_be_replayed_without_their_python(built, monkeypatch, name, env):
+    compute_as_on_a_gpu(monkeypatch)
+    plain = built(name, env, training=EXACT)
+    rows = train(plain, 3)
+    stand_in = record_on_the_cpu(monkeypatch)
+    replayed = built(name, env, training=EXACT)
+    assert train(replayed, 3) == rows
+    assert_equal_weights(plain, replayed)
+    assert stand_in.replays > stand_in.recordings > 0
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
