@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks import (
     asynchronous_work,
     equal_work,
+    gpu_work,
     kinds_of_work,
     learning,
     parts,
@@ -33,6 +34,7 @@ SECTIONS = (
     (sweep, "A sweep of 64 trials"),
     (start_up, "Start-up and memory"),
     (time_to_solve, "Time to solve CartPole-v1"),
+    (gpu_work, "Updates on a GPU"),
     (parts, "Parts"),
 )
 NOTHING = "No measurement is recorded yet."
