@@ -45,6 +45,7 @@ _PUBLIC_NAMES: dict[str, str] = {
     "LearnerGroup": "rlrun.learning.learner_group",
     "load_experiment": "rlrun.config.loader",
     "load_policy": "rlrun.experiment.rollout",
+    "load_transitions": "rlrun.algorithms.saved_transitions",
     "make_multi_agent": "rlrun.envs.multi_agent_env",
     "multi_gpu_train_one_step": "rlrun.algorithms.on_policy",
     "MultiAgentBatch": "rlrun.data.sample_batch",

@@ -45,6 +45,10 @@ class CentralConnectors:
         spaces, settings = self._spaces[policy_id], self._policies[policy_id]
         return RunnerConnectors(self._spec, *spaces, policy=settings)
 
+    def __getitem__(self, policy_id: str) -> RunnerConnectors:
+        """A policy's connectors."""
+        return self._by_policy[policy_id]
+
     def module_spaces(self, policy_id: str) -> Spaces:
         """The observation and action space of the policy itself."""
         connectors = self._by_policy[policy_id]

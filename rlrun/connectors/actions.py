@@ -103,6 +103,15 @@ class LeafActions:
         actions.flags.writeable = False
         return actions
 
+    def inverse(self, actions: Array) -> Array:
+        """Actions of the space ``[n, *shape]`` -> the columns that give them, ``[n, width]``."""
+        columns = actions.astype(np.float64 if self.scale is not None else self.dtype)
+        if self.offset is not None:
+            columns = columns - self.offset
+        if self.scale is not None:
+            columns = np.clip(columns / self.scale, -1.0, 1.0)
+        return columns.reshape(len(actions), -1)
+
 
 def _nest(space: gym.Space[Any], leaves: Any) -> Any:
     """Put the leaves, in layout order, back into the structure of the space."""

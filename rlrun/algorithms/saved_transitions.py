@@ -1,0 +1,191 @@
+"""Transitions of `rlrun rollout --save`, as an algorithm's policy would have sampled them.
+
+Must not know losses, buffers, or how the file was written.
+
+    N  rows
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rlrun.algorithms.algorithm import Algorithm
+from rlrun.config.problems import InputError
+from rlrun.connectors.actions import ActionPipeline
+from rlrun.connectors.observations import ObservationPipeline
+from rlrun.data import columns as col
+from rlrun.data.column_data import Array
+from rlrun.data.nested import leaf_spaces
+from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
+from rlrun.policies.action_sampling import action_layout
+from rlrun.sampling.runner_connectors import RunnerConnectors
+
+
+def load_transitions(
+    algorithm: Algorithm[Any],
+    path: str | Path,
+    *,
+    agent: str | None = None,
+    policy_id: str = DEFAULT_POLICY_ID,
+) -> SampleBatch:
+    """Load the transitions in a file of `rlrun rollout --save`, as rows to learn from.
+
+    Observations are preprocessed, and actions those of the policy, between -1 and 1 in a bounded
+    Box with `connectors.normalize_actions`. Rewards are clipped as `connectors.clip_rewards` says.
+
+    Args:
+        agent: the agent whose transitions to load; None for environments with a single one.
+        policy_id: the policy that learns from them.
+
+    Returns:
+        ``obs``, ``new_obs``, ``actions``, ``rewards``, ``terminateds``, ``truncateds``, ``eps_id``,
+        ``unroll_id`` and ``t``, each ``[N, ...]``.
+
+    Raises:
+        InputError: the file cannot be read; a column is missing, does not fit the environment, or
+            holds NaN; or connectors learn from what is sampled, or are yours.
+    """
+    connectors = algorithm.policies.connectors[policy_id]
+    observations, actions = _stateless(connectors, Path(path))
+    saved = _SavedColumns(Path(path), "" if agent is None else f"{agent}/")
+    space, action_space = connectors.env_spaces
+    rows = {
+        col.OBS: observations.preprocess(saved.nest("obs", space)),
+        col.NEXT_OBS: observations.preprocess(saved.nest("next_obs", space)),
+        col.ACTIONS: _actions(saved, actions, action_space),
+        col.TERMINATEDS: saved.read("terminated", ()).astype(bool),
+        col.TRUNCATEDS: saved.read("truncated", ()).astype(bool),
+        col.EPS_ID: saved.read("episode", ()).astype(np.int64),
+    }
+    rewards = saved.read("reward", ())
+    ends = rows[col.TERMINATEDS], rows[col.TRUNCATEDS]
+    clipped = connectors.rewards(rewards, *ends, np.zeros(len(rewards)), update=False)
+    rows[col.REWARDS] = clipped.astype(np.float32)
+    rows[col.UNROLL_ID], rows[col.T] = rows[col.EPS_ID], np.arange(len(rewards))
+    return SampleBatch(rows)
+
+
+def _stateless(
+    connectors: RunnerConnectors, path: Path
+) -> tuple[ObservationPipeline, ActionPipeline]:
+    """The connectors of observations and actions; InputError if they are more than functions."""
+    observations, actions, rewards = connectors.observations, connectors.actions, connectors.rewards
+    if not isinstance(observations, ObservationPipeline) or not isinstance(actions, ActionPipeline):
+        what = "connectors of yours"
+    elif observations.filter is not None:
+        what = "env_runners.observation_filter"
+    elif rewards.get_state():
+        what = "connectors.normalize_rewards"
+    else:
+        return observations, actions
+    raise InputError(
+        f"{path}: its transitions are the environment's own, to which {what} cannot be applied "
+        "later; remove that setting"
+    )
+
+
+class _SavedColumns:
+    """The columns of a file.
+
+    Args:
+        prefix: of their names.
+
+    Raises:
+        InputError: the file cannot be read, or holds no transitions.
+    """
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self._path, self._prefix = path, prefix
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                self._columns = {name: file[name] for name in file.files}
+        except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            reason = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+            message = f"{path}: not a file of `rlrun rollout --save`: {reason}"
+            raise InputError(message) from error
+        rewards = self._columns.get(f"{prefix}reward", np.empty(0))
+        self._num_rows = len(rewards) if rewards.ndim else 0
+        if not self._num_rows:
+            self.read("reward", ())
+            raise InputError(f"{path}: there are no transitions in it")
+
+    def nest(self, name: str, space: gym.Space[Any]) -> Any:
+        """The observations ``[N, ...]`` of a space, which may be nested."""
+        if isinstance(space, gym.spaces.Dict):
+            return {key: self.nest(f"{name}/{key}", part) for key, part in space.items()}
+        if isinstance(space, gym.spaces.Tuple):
+            return tuple(self.nest(f"{name}/{i}", part) for i, part in enumerate(space.spaces))
+        return self.leaf(name, space)
+
+    def leaf(self, name: str, space: gym.Space[Any]) -> Array:
+        """The rows ``[N, ...]`` of a space that is not nested."""
+        column = self.read(name, space.shape or ())
+        values = column.astype(space.dtype)
+        lossless = np.issubdtype(space.dtype, np.floating) or (values == column).all()
+        if not lossless or not _are_within(values, space):
+            low, high = column.min(), column.max()
+            raise self.problem(name, f"values from {low:g} to {high:g} do not fit {space}")
+        return values
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Array:
+        """A column of numbers ``[N, *shape]``."""
+        column = self._columns.get(f"{self._prefix}{name}")
+        if column is None:
+            raise self.problem(name, f"missing; it holds {', '.join(sorted(self._columns))}")
+        wanted = self._num_rows, *shape
+        if column.dtype.kind not in "biuf" or column.shape != wanted:
+            found = f"{column.dtype} of shape {column.shape}"
+            raise self.problem(name, f"{found}, not numbers of shape {wanted}")
+        # Some environments end with an infinite observation, which nothing learns from.
+        wrong = np.isnan(column) if "obs" in name else ~np.isfinite(column)
+        if wrong.any():
+            row = int(wrong.nonzero()[0][0])
+            raise self.problem(name, f"row {row} has a number that is not finite")
+        return column
+
+    def problem(self, name: str, message: str) -> InputError:
+        """The error of a column."""
+        return InputError(f"{self._path}: {self._prefix}{name}: {message}")
+
+    def action_leaves(self, space: gym.Space[Any]) -> Iterator[tuple[str, Array]]:
+        """The name and rows of each leaf of the actions, in the order of their columns."""
+        for path, leaf in leaf_spaces(space):
+            name = "/".join(("action", *map(str, path)))
+            yield name, self.leaf(name, leaf)
+
+
+def _are_within(values: Array, space: gym.Space[Any]) -> bool:
+    """Whether all values are of the space's categories; numbers of a Box may lie outside."""
+    match space:
+        case gym.spaces.Discrete():
+            low, high = space.start, space.start + space.n - 1
+        case gym.spaces.MultiDiscrete():
+            low, high = space.start, space.start + space.nvec - 1
+        case gym.spaces.MultiBinary():
+            low, high = 0, 1
+        case _:
+            return True
+    return bool(((values >= low) & (values <= high)).all())
+
+
+def _actions(saved: _SavedColumns, pipeline: ActionPipeline, space: gym.Space[Any]) -> Array:
+    """The policy's actions ``[N]`` or ``[N, K]``, of which the environment's were made."""
+    layout = action_layout(space)
+    columns = []
+    for (name, values), leaf in zip(saved.action_leaves(space), pipeline.leaves, strict=True):
+        columns.append(leaf.inverse(values))
+        if leaf.bounds is not None and not np.allclose(
+            values, np.clip(values, *leaf.bounds), rtol=0.0, atol=1e-4
+        ):
+            raise saved.problem(name, "actions lie beyond the bounds of the action space")
+    if layout.nested:
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+    counted = layout.kind in ("categorical", "multi_categorical")
+    actions = columns[0].astype(np.int64 if counted else np.float32)
+    return actions[:, 0] if layout.kind == "categorical" else actions
