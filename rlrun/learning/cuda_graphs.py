@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -155,8 +156,11 @@ def record(call: Callable[[], T], device: torch.device, pool: Any) -> tuple[Call
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             returned = call()
-        finally:
-            graph.capture_end()
+        except Exception:
+            with suppress(RuntimeError):  # which says only that something was wrong before
+                graph.capture_end()
+            raise
+        graph.capture_end()
     torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay, returned
 
