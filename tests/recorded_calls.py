@@ -3,6 +3,7 @@
 As on a GPU, a replay runs no Python, and what Python made meanwhile elsewhere is not seen.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class StandIn:
         self.recordings = self.replays = 0
         self._records = False
         monkeypatch.setattr(cuda_graphs, "record", self._record)
+        monkeypatch.setattr(cuda_graphs, "side_stream", nullcontext)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self._records)
 

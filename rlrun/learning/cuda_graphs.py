@@ -7,9 +7,9 @@ Python takes longer than the kernel. Must not know losses, modules or optimizers
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,7 +64,8 @@ class CudaGraphs:
             self._calls[key] = None
             if len(self._calls) > MAX_GRAPHS:
                 self._calls.popitem(last=False)
-            return function(self._on_device(inputs))
+            with side_stream(self._device):
+                return function(self._on_device(inputs))
         self._calls.move_to_end(key)
         replay = self._calls[key]
         if replay is None:
@@ -149,10 +150,8 @@ def record(call: Callable[[], T], device: torch.device, pool: Any) -> tuple[Call
         What launches them, and what the call returned, whose memory each launch overwrites.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     # torch.cuda.graph would collect Python's garbage first, which takes longer than all the rest.
-    with torch.cuda.stream(stream):
+    with side_stream(device):
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             returned = call()
@@ -161,8 +160,26 @@ def record(call: Callable[[], T], device: torch.device, pool: Any) -> tuple[Call
                 graph.capture_end()
             raise
         graph.capture_end()
-    torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay, returned
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Run on the one stream of this device on which calls are recorded, in turn with the present.
+
+    The first call of a kind runs on it, too: autograd may remember the stream on which it first saw
+    a parameter, and then waits for it, which recording on another stream does not permit.
+    """
+    present, stream = torch.cuda.current_stream(device), _side_stream(device)
+    stream.wait_stream(present)
+    with torch.cuda.stream(stream):
+        yield
+    present.wait_stream(stream)
 
 
 def _is_scalar(output: Tensor) -> bool:
