@@ -260,8 +260,9 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
     models = [settings.model for _, settings in addressed_settings(experiment)]
     used = [f"model.{x}" for x in MEMORY_SWITCHES if any(getattr(model, x) for model in models)]
     others = [*used, *(["learners.compile"] if learners.compile else [])]
-    if learners.cuda_graphs and others:
-        message = f"{others[0]} makes updates that cannot be recorded; remove this key"
+    if learners.cuda_graphs and (others or learners.device == "cpu"):
+        why = "makes updates that cannot be recorded" if others else "is a CPU, which has no graphs"
+        message = f"{others[0] if others else 'learners.device'} {why}; remove this key"
         yield Finding(("learners", "cuda_graphs"), message)
     if not learners.num_learners:
         for name in ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts"):

@@ -71,6 +71,7 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("env_runners: {observation_filter: MeanStdFilter, add_default_connectors_to_env_to_module_pipeline: false}", "3:15: env_runners.observation_filter: the filter is a default connector, and these are switched off; env_runners.add_default_connectors_to_env_to_module_pipeline: true"),
         ("connectors: {clip_actions: true}\nenv_runners: {add_default_connectors_to_module_to_env_pipeline: false}", "3:14: connectors.clip_actions: clipping is a default connector, and these are switched off; env_runners.add_default_connectors_to_module_to_env_pipeline: true"),
         ("learners: {num_learners: 2}", "3:12: learners.num_learners: Known learns in one process; set it to 0"),
+        ("learners: {cuda_graphs: true, device: cpu}", "3:12: learners.cuda_graphs: learners.device is a CPU, which has no graphs; remove this key"),
         ("learners: {cuda_graphs: true, compile: true}", "3:12: learners.cuda_graphs: learners.compile makes updates that cannot be recorded; remove this key"),
         ("learners: {cuda_graphs: true}\nmodel: {use_gru: true}", "3:12: learners.cuda_graphs: model.use_gru makes updates that cannot be recorded; remove this key"),
         ("learners: {num_gpus_per_learner: 1}", "3:12: learners.num_gpus_per_learner: there is no remote learner"),
