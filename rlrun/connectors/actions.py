@@ -109,7 +109,9 @@ class LeafActions:
         if self.offset is not None:
             columns = columns - self.offset
         if self.scale is not None:
-            columns = np.clip(columns / self.scale, -1.0, 1.0)
+            moves = self.scale != 0.0  # not where the bounds leave no choice
+            columns = np.divide(columns, self.scale, out=np.zeros_like(columns), where=moves)
+            columns = np.clip(columns, -1.0, 1.0)
         return columns.reshape(len(actions), -1)
 
 

@@ -1,6 +1,7 @@
 """`load_transitions`: equal to what was sampled, and files that do not fit."""
 
 import re
+from contextlib import suppress
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +27,7 @@ SPACES = {
         Box(np.float32(-2.0), np.array([0.0, 6.0], np.float32)),
     ),
     "unbounded": (Discrete(5, start=-1), Box(-np.inf, np.inf, (2,), np.float32)),
+    "without a choice": (Discrete(2), Box(np.float32([-1, 3]), np.float32([1, 3]))),
     "whole": (MultiBinary(3), Box(-2, 3, (2,), np.int32)),
     "images": (Box(0, 255, (9, 9, 1), np.uint8), MultiDiscrete([2, 3], start=[1, 0])),
     "nested": (
@@ -115,7 +117,8 @@ def test_saved_transitions_are_what_was_sampled(built, tmp_path, kind):
     again = connectors.actions(loaded[col.ACTIONS])
     for one, other in zip(flat(again), flat(taken), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    if kind not in ("nested", "nested with an image"):
+    assert np.isfinite(loaded[col.ACTIONS]).all()
+    if kind not in ("nested", "nested with an image", "without a choice"):
         np.testing.assert_allclose(loaded[col.ACTIONS], bounded, atol=1e-5)
     assert set(loaded[col.REWARDS]) == {-1.0, 1.0}
 
@@ -230,6 +233,17 @@ def test_connectors_that_learn_from_samples_are_refused(built, tmp_path, saved, 
     algorithm = built(drawn("numbers", **sections))
     with pytest.raises(InputError, match=f"{what} cannot be applied later"):
         load_transitions(algorithm, file_of(tmp_path, **saved))
+
+
+def test_a_damaged_file_is_no_file_of_transitions(built, tmp_path, saved):
+    path = tmp_path / "episodes.npz"
+    np.savez_compressed(path, **{**saved, "obs": np.arange(8.0).reshape(2, 4)})
+    whole = path.read_bytes()
+    algorithm = built(DQNConfig().environment("CartPole-v1"))
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with suppress(InputError):  # what does no harm may pass
+            load_transitions(algorithm, path)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04", NPY])
