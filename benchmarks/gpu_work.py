@@ -2,7 +2,7 @@
 
 Three kinds: SAC and PPO on networks and rows of HalfCheetah's size, and PPO on stacks of Atari
 frames. rlrun runs kernel by kernel and with CUDA graphs, on images in bfloat16 as well. All are in
-this process, in turns. Needs a GPU, and none of the peers; two minutes.
+this process, in turns. Needs a GPU, and none of the peers.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Transitions of `rlrun rollout --save`, as an algorithm's policy would have sampled them.
 
-Must not know losses, buffers, or how the file was written.
+Owns the reading of such a file and what its columns must be. Must not know losses or buffers.
 
     N  rows
 """
@@ -48,7 +48,7 @@ def load_transitions(
 
     Raises:
         InputError: the file cannot be read; a column is missing, does not fit the environment, or
-            holds NaN; or connectors learn from what is sampled, or are yours.
+            holds NaN; or a connector is custom, or normalises by what is sampled.
     """
     connectors = algorithm.policies.connectors[policy_id]
     observations, actions = _stateless(connectors, Path(path))
@@ -76,7 +76,7 @@ def _stateless(
     """The connectors of observations and actions; InputError if they are more than functions."""
     observations, actions, rewards = connectors.observations, connectors.actions, connectors.rewards
     if not isinstance(observations, ObservationPipeline) or not isinstance(actions, ActionPipeline):
-        what = "connectors of yours"
+        what = "a custom connector"
     elif observations.filter is not None:
         what = "env_runners.observation_filter"
     elif rewards.get_state():
@@ -142,7 +142,7 @@ class _SavedColumns:
             found = f"{column.dtype} of shape {column.shape}"
             raise self.problem(name, f"{found}, not numbers of shape {wanted}")
         # Some environments end with an infinite observation, which nothing learns from.
-        wrong = np.isnan(column) if "obs" in name else ~np.isfinite(column)
+        wrong = np.isnan(column) if name.startswith(("obs", "next_obs")) else ~np.isfinite(column)
         if wrong.any():
             row = int(wrong.nonzero()[0][0])
             raise self.problem(name, f"row {row} has a number that is not finite")
@@ -174,7 +174,7 @@ def _are_within(values: Array, space: gym.Space[Any]) -> bool:
 
 
 def _actions(saved: _SavedColumns, pipeline: ActionPipeline, space: gym.Space[Any]) -> Array:
-    """The policy's actions ``[N]`` or ``[N, K]``, of which the environment's were made."""
+    """The actions in the file as the policy would have chosen them, ``[N]`` or ``[N, K]``."""
     layout = action_layout(space)
     columns = []
     for (name, values), leaf in zip(saved.action_leaves(space), pipeline.leaves, strict=True):

@@ -32,7 +32,7 @@ class CudaGraphs:
 
     A replay launches the same kernels on the same memory, and runs no Python: the function must
     depend on its arguments alone, and on memory that stays in its place, such as the parameters of
-    a network. Kinds of calls differ in the shapes and types of their inputs or in a fixed argument.
+    a network. Kinds of calls differ in the shapes and types of their inputs or in a constant.
     The first of a kind runs as it is, in which libraries set themselves up.
 
     Args:
@@ -53,7 +53,7 @@ class CudaGraphs:
         other arguments are constants and modules, hashable, which are recorded as they are.
 
         Raises:
-            RuntimeError: the function cannot be recorded, as where it reads a number of the GPU's.
+            RuntimeError: the function cannot be recorded, for example as it waits for the GPU.
         """
         if torch.cuda.is_current_stream_capturing():  # a part of what is being recorded
             return self._function(*arguments, **named)

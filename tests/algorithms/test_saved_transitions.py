@@ -225,7 +225,7 @@ def test_infinite_observations_are_kept_and_actions_beyond_the_bounds_refused(
         ({"connectors": {"normalize_rewards": True}}, "connectors.normalize_rewards"),
         (
             {"env_runners": {"add_default_connectors_to_env_to_module_pipeline": False}},
-            "connectors of yours",
+            "a custom connector",
         ),
     ],
 )

@@ -1,11 +1,17 @@
 """Recording and replaying calls, on the CPU by a stand-in of CUDA graphs."""
 
+from types import SimpleNamespace
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from recorded_calls import StandIn
 
+from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
+from rlrun.learning import learner
 from rlrun.learning.cuda_graphs import MAX_GRAPHS, CudaGraphs
+from rlrun.policies.catalog import build_module
 
 CPU = torch.device("cpu")
 
@@ -77,6 +83,21 @@ def test_a_call_within_a_recorded_one_is_a_part_of_it(stand_in):
     for i in range(4):
         assert float(outer({"x": float(i)})["x"]) == 2.0 * (i + 1)
     assert (stand_in.recordings, stand_in.replays) == (1, 3)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_learner_records_on_a_gpu_if_its_settings_say_so(monkeypatch, device, graphs):
+    spaces = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
+    module = build_module(*spaces, ModelConfig())
+    monkeypatch.setattr(type(module), "to", lambda self, device: self)
+    monkeypatch.setattr(learner, "resolve_device", lambda name: SimpleNamespace(type=name))
+    made = learner.Learner(
+        module, TrainingConfig(), LearnersConfig(device=device, cuda_graphs=graphs)
+    )
+    recorded = [made.recorded(Counted()), made._step]
+    expected = graphs and device == "cuda"
+    assert [isinstance(each, CudaGraphs) for each in recorded] == [expected, expected]
 
 
 def test_what_cannot_be_recorded_says_how_to_go_on(stand_in):
