@@ -356,7 +356,6 @@ NATURE_CONV = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 # For smaller pictures, such as the 10x10 ones of MinAtar.
 SMALL_CONV = ((16, 3, 1), (32, 3, 1))
 NATURE_MIN_PIXELS = 36
-MAX_BYTE = 255.0  # of a pixel, scaled to 1
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -364,10 +363,10 @@ def channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def scaled(images: Tensor) -> Tensor:
-    """Images as float32, bytes in [0, 1]."""
+def scaled(images: Tensor, highest: float) -> Tensor:
+    """Images as float32, bytes in [0, 1]; ``highest`` is the highest byte."""
     if images.dtype == torch.uint8:
-        return images.to(torch.float32).mul_(1.0 / MAX_BYTE)
+        return images.to(torch.float32).mul_(1.0 / highest)
     return images.to(torch.float32)
 
 
@@ -375,11 +374,16 @@ class ImageConv2d(nn.Conv2d):
     """A convolution of images [N, C, H, W], bytes in [0, 1].
 
     The weights are scaled rather than the images, which are a thousand times as many numbers.
+
+    Attributes:
+        highest: the highest byte.
     """
+
+    highest: float
 
     def forward(self, images: Tensor) -> Tensor:
         """Images, bytes or numbers, -> [N, filters, H', W']."""
-        weight = self.weight / MAX_BYTE if images.dtype == torch.uint8 else self.weight
+        weight = self.weight / self.highest if images.dtype == torch.uint8 else self.weight
         kind = images.device.type  # bfloat16 has all bytes, so they need not pass through float32
         autocasts = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocasts else torch.float32
@@ -397,6 +401,7 @@ class ConvEncoder(nn.Module):
         output_size: width of the linear layer.
         init: a key of `INITS`.
         bfloat16: compute in this precision; images and features are float32 in any case.
+        highest: the highest byte of images, which becomes 1.
 
     Raises:
         ValueError: when a layer's kernel is larger than what is left of the image.
@@ -409,9 +414,10 @@ class ConvEncoder(nn.Module):
         output_size: int,
         init: str = "orthogonal",
         bfloat16: bool = False,
+        highest: float = 255.0,
     ) -> None:
         super().__init__()
-        self._bfloat16 = bfloat16
+        self._bfloat16, self._highest = bfloat16, highest
         if len(shape) not in (2, 3, 4):
             raise conv_error(f"convolutions need 2-D, 3-D or 4-D observations, not {tuple(shape)}")
         self._shape = shape = (*shape, 1) if len(shape) == 2 else tuple(shape)
@@ -432,6 +438,8 @@ class ConvEncoder(nn.Module):
                     "use fewer layers or smaller kernels and strides"
                 )
             layer = (nn.Conv2d if i else ImageConv2d)(channels, num_filters, kernel, stride)
+            if isinstance(layer, ImageConv2d):
+                layer.highest = highest
             INITS[init](layer, gain)
             self.conv.append(layer)
             channels = num_filters
@@ -444,7 +452,7 @@ class ConvEncoder(nn.Module):
         """Images [N, ...], bytes or numbers, -> [N, output_size]."""
         x = x.reshape(-1, *self._shape)
         x = (x if self._channels_first else x.movedim(-1, -3)).flatten(1, -3)
-        x = channels_last(x) if self.conv else scaled(x)
+        x = channels_last(x) if self.conv else scaled(x, self._highest)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bfloat16):
             for layer in self.conv:
                 x = torch.relu_(layer(x))

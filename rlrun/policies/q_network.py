@@ -26,13 +26,12 @@ from rlrun.policies.networks import MLP
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
 from rlrun.policies.rl_module import (
+    EncoderInput,
     RLModule,
     TensorBatch,
-    as_features,
     box_of,
     encoder_of,
     flat_features,
-    flattens,
 )
 
 ATOM_LOGITS = "atom_logits"
@@ -75,8 +74,8 @@ class QNetwork(RLModule):
         self.options = options = options or QOptions()
         self.noisy = options.noisy
         self._num_actions = self.distribution.num_inputs
-        self._flatten = flattens(observation_space, model)
-        if self._flatten:
+        self._encoder_input = EncoderInput(observation_space, model)
+        if self._encoder_input.flatten:
             num_features = gym.spaces.flatdim(box_of(observation_space))
             branches = dict(q_network(num_features, self._num_actions, model, options).branches)
             self.encoder: Any = MLP(branches.pop("encoder"))
@@ -89,7 +88,7 @@ class QNetwork(RLModule):
         self.register_buffer("support", torch.from_numpy(options.support), persistent=False)
         self._is_written_out = (
             type(self) is QNetwork  # a subclass may compute something else
-            and self._flatten
+            and self._encoder_input.flatten
             and options.num_atoms == 1
         )
 
@@ -145,7 +144,7 @@ class QNetwork(RLModule):
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""
-        features = self.encoder(as_features(batch[col.OBS], self.encoder, flatten=self._flatten))
+        features = self.encoder(self._encoder_input(batch[col.OBS], self.encoder))
         if not self.options.dueling:
             return self._by_action(self.q(features, noisy=noisy))
         value = self.value(features, noisy=noisy)

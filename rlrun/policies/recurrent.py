@@ -27,12 +27,11 @@ from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN, Layers, value_hidden
 from rlrun.policies.networks import MLP, linear
 from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
+    EncoderInput,
     RLModule,
     TensorBatch,
-    as_features,
     dist_inputs,
     encoder_of,
-    flattens,
     log_std_parameter,
     set_log_std_bias,
 )
@@ -106,7 +105,7 @@ class MemoryActorCritic(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
-        self._flatten = flattens(observation_space, model)
+        self._encoder_input = EncoderInput(observation_space, model)
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.encoder, self._width = encoder_of(self._policy_input.space, model)
         self.vf_encoder, self._privileged_width = None, 0
@@ -121,13 +120,13 @@ class MemoryActorCritic(RLModule):
         """Observations as features [M, F]."""
         obs: Any = batch[col.OBS]
         seen = self._policy_input(obs) if self._policy_input.is_partial else obs
-        features: Tensor = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
+        features: Tensor = self.encoder(self._encoder_input(seen, self.encoder))
         return features
 
     def encode_for_values(self, features: Tensor, batch: TensorBatch) -> Tensor:
         """The memory's outputs [M, C] beside the second encoder's features, [M, C + F]."""
         assert self.vf_encoder is not None
-        obs = as_features(batch[col.OBS], self.vf_encoder, flatten=self._flatten)
+        obs = self._encoder_input(batch[col.OBS], self.vf_encoder)
         return torch.cat((features, self.vf_encoder(obs)), dim=-1)
 
     def dist_inputs(self, features: Tensor) -> Tensor:

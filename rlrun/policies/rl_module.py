@@ -13,8 +13,7 @@ A module receives and returns dicts of tensors, named like the columns of batche
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -180,14 +179,15 @@ class ActorCritic(RLModule):
     ) -> None:
         super().__init__(observation_space, action_space, model)
         self.log_std = log_std_parameter(action_space, model)
-        self._flatten = flattens(observation_space, model)
+        self._encoder_input = EncoderInput(observation_space, model)
+        flatten = self._encoder_input.flatten
         num_log_std = 0 if self.log_std is None else len(self.log_std)
         num_inputs = self.distribution.num_inputs
-        shared = not self._flatten if model.share_layers is None else model.share_layers
+        shared = not flatten if model.share_layers is None else model.share_layers
         shared = shared and not model.privileged
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.vf_encoder = None
-        if self._flatten:
+        if flatten:
             network = actor_critic_network(observation_space, num_inputs, num_log_std, model)
             branches = dict(network.branches)
             self.encoder: Any = MLP(branches.pop("encoder"))
@@ -207,11 +207,11 @@ class ActorCritic(RLModule):
             set_log_std_bias(self.pi.last, action_space, model)
         # With a shared encoder, which is most of the work, values cost almost nothing.
         self.values_when_acting = (
-            type(self) is ActorCritic and not self._flatten and self.vf_encoder is None
+            type(self) is ActorCritic and not flatten and self.vf_encoder is None
         )
         self._is_plain = (
             type(self) is ActorCritic  # a subclass may compute something else
-            and self._flatten
+            and flatten
             and not shared
             and self.distribution.has_vjp
         )
@@ -222,7 +222,7 @@ class ActorCritic(RLModule):
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
-        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
+        obs = self._encoder_input(batch[col.OBS], self.encoder)
         features = self.encoder(self._policy_input(obs) if self._policy_input.is_partial else obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
         return {
@@ -238,13 +238,13 @@ class ActorCritic(RLModule):
         """``action_dist_inputs`` [N, P] alone."""
         obs: Any = batch[col.OBS]
         seen = self._policy_input(obs) if self._policy_input.is_partial else obs
-        features = self.encoder(as_features(seen, self.encoder, flatten=self._flatten))
+        features = self.encoder(self._encoder_input(seen, self.encoder))
         return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
         encoder = self.encoder if self.vf_encoder is None else self.vf_encoder
-        features = encoder(as_features(batch[col.OBS], encoder, flatten=self._flatten))
+        features = encoder(self._encoder_input(batch[col.OBS], encoder))
         return self.vf(features).squeeze(-1)
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Array, Callable[..., None]]:
@@ -297,23 +297,54 @@ def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: Model
                 head.bias[start : leaf.inputs.stop] = model.log_std_init
 
 
-def as_features(obs: Any, encoder: nn.Module | None, *, flatten: bool) -> Any:
-    """Observations [N, ...] as the input of an encoder: float32, images in [0, 1]; nests of these.
+class EncoderInput:
+    """Observations [N, ...] as the input of encoders: float32, bytes in [0, 1]; nests of these.
 
-    rlrun's own encoders of images and nests scale them themselves.
+    A byte is divided by the highest one of its space. rlrun's own encoders of images and nests do
+    that themselves.
+
+    Args:
+        space: of the observations, without an action mask.
+
+    Attributes:
+        flatten: whether they are flattened for an MLP.
     """
-    if isinstance(encoder, ConvEncoder | JoinedEncoder):
-        return obs
-    if not isinstance(obs, Tensor):
-        return map_leaves(partial(as_features, encoder=None, flatten=False), obs)
-    if not flatten:
-        return scaled(obs)
-    obs = obs.to(torch.float32)
-    return obs if obs.dim() == 2 else obs[:, None].flatten(1)  # a single number has no dimension
+
+    def __init__(self, space: gym.Space[Any], model: ModelConfig) -> None:
+        self.flatten = flattens(space, model)
+        self._highest = _highest_bytes(space)
+
+    def __call__(self, obs: Any, encoder: nn.Module | None) -> Any:
+        """The input of ``encoder``, from all observations or from some entries of them."""
+        if isinstance(encoder, ConvEncoder | JoinedEncoder):
+            return obs
+        if not self.flatten:
+            highest = self._highest
+            if isinstance(obs, dict):
+                highest = {key: highest[key] for key in obs}
+            return map_leaves(scaled, obs, highest)
+        obs = obs.to(torch.float32)
+        return obs if obs.dim() == 2 else obs[:, None].flatten(1)  # a number has no dimension
+
+
+def _highest_bytes(space: gym.Space[Any]) -> Any:
+    """The highest byte of each leaf, in the nest of the space."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _highest_bytes(part) for key, part in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(map(_highest_bytes, space))
+    return highest_byte(space)
+
+
+def highest_byte(space: gym.Space[Any]) -> float:
+    """The highest byte of a Box of bytes; 255 for other spaces."""
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
+        return 255.0
+    return max(float(space.high.max()), 1.0)
 
 
 def flat_features(obs: Array) -> Array:
-    """Observations ``[N, ...]`` as the input of an MLP, float32 ``[N, D]``; see `as_features`."""
+    """Observations ``[N, ...]`` as the input of an MLP, float32 ``[N, D]``; see `EncoderInput`."""
     obs = obs.astype(np.float32, copy=False)
     return obs if obs.ndim == 2 else obs.reshape(len(obs), -1)
 
@@ -350,7 +381,7 @@ def encoder_of(
         sizes = (gym.spaces.flatdim(box_of(space)), *model.hidden)
         encoder = MLP(Layers(sizes, model.activation, init=init))
     else:
-        encoder = conv_encoder(box_of(space).shape, model, init)
+        encoder = conv_encoder(box_of(space), model, init)
     size = getattr(encoder, "output_size", None)
     if not isinstance(size, int):
         message = f"{type(encoder).__name__} must have an integer attribute output_size, the number"
@@ -358,10 +389,10 @@ def encoder_of(
     return encoder, size
 
 
-def conv_encoder(shape: Sequence[int], model: ModelConfig, init: str) -> ConvEncoder:
-    """Convolutions for images of this shape, as the `model` section describes them."""
-    bfloat16 = model.conv_dtype == "bfloat16"
-    return ConvEncoder(shape, model.conv, model.conv_head, init, bfloat16)
+def conv_encoder(box: gym.spaces.Box, model: ModelConfig, init: str) -> ConvEncoder:
+    """Convolutions for the images of a space, as the `model` section describes them."""
+    bfloat16, highest = model.conv_dtype == "bfloat16", highest_byte(box)
+    return ConvEncoder(box.shape, model.conv, model.conv_head, init, bfloat16, highest)
 
 
 def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
@@ -399,7 +430,7 @@ class JoinedEncoder(nn.Module):
         self._width = 0
         for part in self._spaces:
             if isinstance(part, gym.spaces.Box) and is_image(part):
-                self.images.append(conv_encoder(part.shape, model, init))
+                self.images.append(conv_encoder(part, model, init))
             else:
                 self._width += gym.spaces.flatdim(part)
         self.output_size = len(self.images) * model.conv_head
@@ -438,7 +469,7 @@ def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
     """Observations of a leaf [N, ...] as features [N, F]: categories one-hot, bytes in [0, 1]."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return scaled(leaf).flatten(1)
+        return scaled(leaf, highest_byte(space)).flatten(1)
     counts = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
     first = np.ravel(space.start)
     columns = leaf.reshape(leaf.shape[0], -1).long() - torch.from_numpy(first).to(leaf.device)

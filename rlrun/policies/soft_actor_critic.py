@@ -26,9 +26,9 @@ from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network, value_hidden
 from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
 from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
+    EncoderInput,
     RLModule,
     TensorBatch,
-    as_features,
     box_of,
     encoder_of,
     flat_features,
@@ -51,17 +51,17 @@ class SACPolicyNetwork(RLModule):
         network = sac_network(width, self.distribution.num_inputs, model)
         self.pi = MLP(network.branches["pi"])
         set_log_std_bias(self.pi.last, action_space, model)
-        self._flatten = self.encoder is None
+        self._encoder_input = EncoderInput(observation_space, model)
 
     @property
     def has_vjp(self) -> bool:
-        return self._flatten and self.pi.has_vjp
+        return self.encoder is None and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` ``[N, P]``."""
         obs: Any = batch[col.OBS]
         seen = self._policy_input(obs) if self._policy_input.is_partial else obs
-        obs = as_features(seen, self.encoder, flatten=self._flatten)
+        obs = self._encoder_input(seen, self.encoder)
         return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
@@ -84,7 +84,7 @@ class TwinQNetwork(RLModule):
         super().__init__(observation_space, action_space, model)
         self._discrete = isinstance(action_space, gym.spaces.Discrete)
         self.encoder, width = _encoder_before(observation_space, model)
-        self._flatten = self.encoder is None
+        self._encoder_input = EncoderInput(observation_space, model)
         actions = action_layout(action_space)
         ends = (width, actions.num_inputs) if self._discrete else (width + actions.num_columns, 1)
         sizes = (ends[0], *value_hidden(model), ends[1])
@@ -92,11 +92,11 @@ class TwinQNetwork(RLModule):
 
     @property
     def has_vjp(self) -> bool:
-        return self._flatten and not self._discrete and self.q.has_vjp
+        return self.encoder is None and not self._discrete and self.q.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``q_values`` of ``obs`` and, for a Box, ``actions`` ``[N, A]``."""
-        obs = as_features(batch[col.OBS], self.encoder, flatten=self._flatten)
+        obs = self._encoder_input(batch[col.OBS], self.encoder)
         features = obs if self.encoder is None else self.encoder(obs)
         if self._discrete:
             return {Q_VALUES: self.q(features)}

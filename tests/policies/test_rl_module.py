@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ModelConfig
+from rlrun.data.column_data import map_leaves
 from rlrun.policies import networks
 from rlrun.policies.action_sampling import FORBIDDEN, action_layout
 from rlrun.policies.catalog import build_module, seeded_module
@@ -19,10 +20,10 @@ from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.networks import ACTIVATIONS, MLP, ConvEncoder
 from rlrun.policies.rl_module import (
     ActorCritic,
+    EncoderInput,
     MultiAgentRLModule,
     RLModule,
     actor_critic_outputs,
-    as_features,
     flattens,
 )
 
@@ -186,12 +187,21 @@ def test_numbers_of_other_types_are_taken_as_they_are(dtype) -> None:
     torch.testing.assert_close(*outputs)
 
 
-def test_bytes_are_scaled_and_floats_are_not() -> None:
-    space = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
-    module = build(space, gym.spaces.Discrete(2), conv_head=8)
-    images = rows(space)["obs"]
-    scaled = module.forward_train({"obs": images.float() / 255.0})
-    torch.testing.assert_close(module.forward_train({"obs": images}), scaled)
+@pytest.mark.parametrize("highest", [255, 10, 1])
+def test_bytes_are_divided_by_the_highest_one_of_their_space(highest) -> None:
+    """Grids of zeros and ones would be all but zero if they were divided by 255."""
+    image = gym.spaces.Box(0, highest, (40, 40, 3), np.uint8)
+    nest = gym.spaces.Dict({"image": image, "bytes": gym.spaces.Box(0, highest, (3,), np.uint8)})
+    for space in (image, nest):
+        module = build(space, gym.spaces.Discrete(2), conv_head=8)
+        space.seed(0)
+        obs = map_leaves(lambda leaf: torch.from_numpy(leaf[None]), space.sample())
+        scaled = map_leaves(lambda bytes_: bytes_.float() / highest, obs)
+        outputs = module.forward_train({"obs": scaled})
+        torch.testing.assert_close(module.forward_train({"obs": obs}), outputs)
+    given = torch.full((2, 40, 40, 3), highest, dtype=torch.uint8)
+    own = ModelConfig(use="tests.policies.test_rl_module:Doubler")
+    assert torch.equal(EncoderInput(image, own)(given, None), torch.ones(2, 40, 40, 3))
 
 
 SHARED = {"hidden": (64, 64), "share_layers": True}
@@ -491,7 +501,11 @@ def test_a_mask_of_several_choices_allows_each_row_its_own_and_all_where_it_allo
 
 
 def test_arrays_in_nests_keep_their_shapes_for_a_users_encoder():
+    pixels, number = gym.spaces.Box(0, 255, (3, 4), np.uint8), gym.spaces.Box(-1, 1, ())
+    space = gym.spaces.Dict({"image": pixels, "number": number})
     nest = {"image": torch.full((2, 3, 4), 255, dtype=torch.uint8), "number": torch.ones(2)}
-    seen = as_features(nest, None, flatten=True)
+    model = ModelConfig(use="tests.policies.test_rl_module:Doubler")
+    seen = EncoderInput(space, model)(nest, None)
     assert torch.equal(seen["image"], torch.ones(2, 3, 4))
     assert torch.equal(seen["number"], torch.ones(2))
+    assert EncoderInput(space, model)({"number": torch.ones(2)}, None).keys() == {"number"}
