@@ -141,11 +141,16 @@ class _SavedColumns:
         if column.dtype.kind not in "biuf" or column.shape != wanted:
             found = f"{column.dtype} of shape {column.shape}"
             raise self.problem(name, f"{found}, not numbers of shape {wanted}")
-        # Some environments end with an infinite observation, which nothing learns from.
-        wrong = np.isnan(column) if name.startswith(("obs", "next_obs")) else ~np.isfinite(column)
+        if column.dtype.kind != "f":
+            return column
+        with np.errstate(over="ignore"):
+            wrong = ~np.isfinite(column.astype(np.float32))
+        if name.startswith(("obs", "next_obs")):
+            # Some environments end with an infinite observation, which nothing learns from.
+            wrong &= ~np.isinf(column)
         if wrong.any():
             row = int(wrong.nonzero()[0][0])
-            raise self.problem(name, f"row {row} has a number that is not finite")
+            raise self.problem(name, f"row {row} has a number that is not finite in float32")
         return column
 
     def problem(self, name: str, message: str) -> InputError:

@@ -179,6 +179,7 @@ def test_agents_have_their_own_transitions(built, tmp_path, saved):
         ({"obs": np.zeros((2, 3), np.float32)}, "obs: float32 of shape (2, 3), not numbers of"),
         ({"obs": np.zeros((3, 4))}, "obs: float64 of shape (3, 4), not numbers of shape (2, 4)"),
         ({"next_obs": np.full((2, 4), np.nan)}, "next_obs: row 0 has a number that is not finite"),
+        ({"obs": np.full((2, 4), 1e300)}, "obs: row 0 has a number that is not finite in float32"),
         ({"reward": np.array([1.0, np.inf])}, "reward: row 1 has a number that is not finite"),
         ({"action": np.array([0, 2])}, "action: values from 0 to 2 do not fit Discrete(2)"),
         ({"action": np.array([0, 0.5])}, "action: values from 0 to 0.5 do not fit Discrete(2)"),
