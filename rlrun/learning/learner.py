@@ -42,6 +42,8 @@ from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 
+MAX_LOSSES = 8  # that a learner compiles or records
+
 
 class Learner:
     """Trains one module.
@@ -69,7 +71,7 @@ class Learner:
         self._hook = None if training.loss is None else import_object(training.loss)
         # Although a gradient is given: a group's driver may be on the CPU, its learners on GPUs.
         self._by_autograd = not self.module.has_vjp or self._compile or self._hook is not None
-        self._gradients: dict[Loss, Gradient] = {}  # by compiled, changed or recorded losses
+        self._gradients: dict[Loss, Gradient] = {}  # by compiled or recorded losses
         if self.device.type == "cpu":
             keep_freed_memory()
         convolutional = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
@@ -245,9 +247,15 @@ class Learner:
                 require_loss(returned, f"the loss {loss.__qualname__}")
                 raise
 
-        if self._records or function is not loss:  # others cost nothing to make anew
-            self._gradients[loss] = self.recorded(gradient)
-        return self._gradients.get(loss, gradient)
+        if not self._records and not self._compile:  # costs nothing to make anew
+            return gradient
+        if len(self._gradients) == MAX_LOSSES:
+            raise ValueError(
+                f"the loss {loss!r} is another function in each update, and learners.compile and "
+                "learners.cuda_graphs would begin anew with each; define it once"
+            )
+        self._gradients[loss] = gradient = self.recorded(gradient)
+        return gradient
 
     def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
         """The gradient of the whole minibatch: the learners of the group compute a part each."""

@@ -85,16 +85,19 @@ def test_a_call_within_a_recorded_one_is_a_part_of_it(stand_in):
     assert (stand_in.recordings, stand_in.replays) == (1, 3)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_learner_records_on_a_gpu_if_its_settings_say_so(monkeypatch, device, graphs):
+def learner_on(device, settings, monkeypatch):
+    """A learner as it would be on this device, which need not exist."""
     spaces = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
     module = build_module(*spaces, ModelConfig())
     monkeypatch.setattr(type(module), "to", lambda self, device: self)
-    monkeypatch.setattr(learner, "resolve_device", lambda name: SimpleNamespace(type=name))
-    made = learner.Learner(
-        module, TrainingConfig(), LearnersConfig(device=device, cuda_graphs=graphs)
-    )
+    monkeypatch.setattr(learner, "resolve_device", lambda name: SimpleNamespace(type=device))
+    return learner.Learner(module, TrainingConfig(), settings)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_learner_records_on_a_gpu_if_its_settings_say_so(monkeypatch, device, graphs):
+    made = learner_on(device, LearnersConfig(device=device, cuda_graphs=graphs), monkeypatch)
     recorded = [made.recorded(Counted()), made._step]
     expected = graphs and device == "cuda"
     assert [isinstance(each, CudaGraphs) for each in recorded] == [expected, expected]
@@ -106,3 +109,12 @@ def test_what_cannot_be_recorded_says_how_to_go_on(stand_in):
     with pytest.raises(RuntimeError, match="not permitted when a stream is capturing") as caught:
         graphs({"x": 2.0})
     assert "learners.cuda_graphs: false" in caught.value.__notes__[0]
+
+
+def test_losses_made_anew_in_each_update_are_an_error_and_not_kept(monkeypatch):
+    made = learner_on("cuda", LearnersConfig(cuda_graphs=True), monkeypatch)
+    losses = [lambda module, rows: None for _ in range(learner.MAX_LOSSES + 1)]
+    for loss in losses[:-1]:
+        assert made._gradient_of(loss) is made._gradient_of(loss)
+    with pytest.raises(ValueError, match=r"<lambda> .* is another function in each update"):
+        made._gradient_of(losses[-1])
