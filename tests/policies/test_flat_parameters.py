@@ -86,6 +86,12 @@ def test_other_types_are_refused_by_name() -> None:
         FlatParameters(nn.Linear(2, 2).double())
 
 
+def test_parameters_on_two_devices_are_an_error() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="must be on one device"):
+        FlatParameters(module)
+
+
 def test_check_valid_notices_a_parameter_that_left() -> None:
     module = make_module()
     flat = FlatParameters(module)

@@ -122,6 +122,16 @@ def test_lockstep_holds_a_batch_of_as_many_env_steps_as_there_is_room_for():
     assert set(rows[col.ITEM_IDS].tolist()) == set(range(5))
 
 
+def test_lockstep_holds_as_many_env_steps_as_the_largest_buffer_has_room_for():
+    buffer = MultiAgentReplayBuffer(
+        lambda policy_id: ReplayBuffer(5 if policy_id == "a" else 2), mode="lockstep"
+    )
+    batch = Experience(0, 1).batches(5)["a"]
+    buffer.add(MultiAgentBatch({"a": batch, "b": batch.slice(3, 5)}, 5))
+    rows = buffer.sample(100, np.random.default_rng(0))["a"]
+    assert set(rows[col.ITEM_IDS].tolist()) == set(range(5))
+
+
 def test_lockstep_knows_the_env_steps_of_each_of_many_policies():
     experience, buffer = (
         Experience(0),

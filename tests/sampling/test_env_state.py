@@ -312,5 +312,6 @@ def test_an_episode_of_the_length_that_is_still_repeated_is_not_too_long(caplog)
     log_replay(SimpleNamespace(max_replayed=14), [0, 1], [14, 15], "Strays-v0", 0)
     first, second = [record.getMessage() for record in caplog.records]
     assert "sub-env 0 of runner 0: repeating the episode's actions led to another" in first
+    assert "an env that a callback changes needs get_state() and set_state()" in first
     assert "sub-env 1 of runner 0: its episode has 15 env steps, too many to repeat" in second
     assert "(fault_tolerance.max_replayed_env_steps=14), it starts a fresh episode" in second

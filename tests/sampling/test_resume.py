@@ -252,14 +252,25 @@ def test_actions_reach_an_environment_in_the_order_in_which_agents_have_joined()
     assert InOrder.received == ("b", "a", "d", "c")
 
 
+class Kept(InOrder):
+    """Has a state of its own, and repeats no actions."""
+
+    def get_state(self):
+        return {"time": self._time}
+
+    def set_state(self, state):
+        self._time = state["time"]
+
+
 def drawn(agent, episode):
     return "pq"[int(episode.rng.integers(2))]
 
 
-def test_agents_that_join_after_a_resume_have_the_policies_that_they_would_have_had():
+@pytest.mark.parametrize("use", ["InOrder", "Kept"])
+def test_agents_that_join_after_a_resume_have_the_policies_that_they_would_have_had(use):
     """Though these are drawn, each after those of agents that have joined before."""
     straight, resumed = (
-        make("test_resume:InOrder", {"p": MLP, "q": MLP}, "test_resume:drawn", num_envs=6)
+        make(f"test_resume:{use}", {"p": MLP, "q": MLP}, "test_resume:drawn", num_envs=6)
         for _ in range(2)
     )
     sample(straight, 0, 1)
