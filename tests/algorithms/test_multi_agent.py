@@ -259,11 +259,15 @@ def test_the_learner_of_several_policies_must_be_named(several):
 class Group(Learner):
     """In place of a group of actors, which import torch for seconds."""
 
+    stopped: ClassVar[list[Learner]] = []
+
+    def stop(self):
+        self.stopped.append(self)
+
 
 def test_policies_that_never_learn_have_no_learners_of_their_own(several, local_ray, monkeypatch):
     """Nor does a checkpoint hold moments for them; those of a removed policy end."""
     monkeypatch.setattr(learner_group, "LearnerGroup", Group)
-    stopped = []
     algorithm = several(
         "PPO",
         multi_agent={"policies": ["main"], "agents": "test_multi_agent:older_or_main"},
@@ -279,11 +283,11 @@ def test_policies_that_never_learn_have_no_learners_of_their_own(several, local_
     }
     assert learners["older"].get_state()["optimizer"] == {"num_steps": 0}
     assert learners["main"].get_state()["optimizer"]["num_steps"] > 0
-    monkeypatch.setattr(Group, "stop", lambda self: stopped.append(self))
+    Group.stopped.clear()
     algorithm.remove_policy("younger")
-    assert stopped == [removed]
+    assert Group.stopped == [removed]
     algorithm.stop()
-    assert stopped == [removed, learners["main"]]
+    assert Group.stopped == [removed, learners["main"]]
 
 
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])
