@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from counting_envs import collect
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recording_policy import RecordingPolicy, check_views, recording_runner
 
@@ -32,6 +32,7 @@ from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleReq
     states=st.booleans(),
     random_length=st.booleans(),
 )
+@example(num_envs=3, lengths=[7, 3, 1, 8], states=False, random_length=True)
 def test_views_are_their_slow_transcription(num_envs, lengths, states, random_length):
     runner = recording_runner(num_envs, states=states, random_length=random_length, length=7)
     batches = []
