@@ -142,3 +142,20 @@ def test_weights_that_never_reach_the_env_runners_are_told_once(build, caplog, m
     for _ in range(102):
         algorithm.train()
     assert caplog.text.count("never calls sync_weights()") == (not synced)
+
+
+def test_results_of_other_learners_than_the_policies_come_behind_theirs(build, monkeypatch):
+    algorithm = build()
+    step = algorithm.training_step
+    monkeypatch.setattr(algorithm, "training_step", lambda: {"model": {"loss": 0.5}, **step()})
+    learners = algorithm.train()["learners"]
+    assert [*learners] == ["default_policy", "model"]
+    assert learners["model"] == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("returned", [None, 1.0, {"default_policy": 1.0}])
+def test_a_training_step_that_returns_no_results_is_an_error(build, monkeypatch, returned):
+    algorithm = build()
+    monkeypatch.setattr(algorithm, "training_step", lambda: returned)
+    with pytest.raises(TypeError, match="policy id -> its learner's results, not"):
+        algorithm.train()

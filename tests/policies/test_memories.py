@@ -276,6 +276,7 @@ def test_padding_goes_back_and_forth(seq_lens):
     ("space", "actions", "expected"),
     [
         (gym.spaces.Discrete(3, start=5), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (gym.spaces.MultiDiscrete([2, 2]), [[1, 0], [0, 1]], [[0, 1, 1, 0], [1, 0, 0, 1]]),
         (ACTIONS["box"], [[0.5, -1.0]], [[0.5, -1.0]]),
         (
             gym.spaces.Tuple((gym.spaces.Discrete(2), ACTIONS["box"])),

@@ -163,6 +163,15 @@ def test_a_plan_numbers_the_episodes_that_nobody_asked_for_behind_those_asked_fo
     assert plan.instead(0, 5) == 5
 
 
+def test_an_episode_that_has_failed_twice_has_another_seed_each_time():
+    """The first failure may have been the machine's, and its episode is tried again."""
+    plan = CountedPlan([4, 5], seed=0, num_envs=1)
+    seeds = [plan.seed(plan.first(0), plan.instead(0, 4)) for _ in range(4)]
+    assert len(set(seeds)) == 4
+    assert seeds[0] == CountedPlan([4], seed=0, num_envs=1).seed(0, 4)
+    assert plan.seed(0, 5) == CountedPlan([5], seed=0, num_envs=1).seed(0, 5)
+
+
 class CountsSteps(Callbacks):
     def on_episode_step(self, env_runner, episode):
         episode.custom_metrics["steps"] = float(episode.length)
