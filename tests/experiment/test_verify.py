@@ -177,6 +177,14 @@ def check(tmp_path):
     return run
 
 
+@pytest.mark.parametrize("metric", ["episode_return_mean", "evaluation/episode_return_mean"])
+def test_a_checkpoint_is_not_judged_by_the_episodes_that_it_was_chosen_by(check, tmp_path, metric):
+    overrides = [f"checkpoint.metric={metric}", "evaluation.interval=1"]
+    check(replace(case("a"), overrides=overrides), seeds=[1])
+    words = json.loads((tmp_path / "a" / "seed-1" / "evaluation.json").read_text())["per_episode"]
+    assert ("--seed" in words) == metric.startswith("evaluation/")
+
+
 def plan(folder, seed, what):
     folder.mkdir(exist_ok=True)
     (folder / f"plan-{seed}").write_text(what)

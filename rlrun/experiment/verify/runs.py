@@ -34,6 +34,8 @@ from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.verify.cases import Case
 
 EVALUATION_EPISODES = 100
+OTHER_SEED = 1_000_000
+"""Of episodes that judge a checkpoint which was chosen by the run's evaluations."""
 RLRUN = (sys.executable, "-m", "rlrun")
 _POLL_S = 0.05
 
@@ -73,7 +75,9 @@ class SeedRun:
         if self.evaluation.exists():
             return None
         if self.folder.is_finished():
-            return ["rollout", path, "--episodes", str(EVALUATION_EPISODES), "--json"]
+            words = ["rollout", path, "--episodes", str(EVALUATION_EPISODES), "--json"]
+            chosen_by_evaluation = self.experiment.checkpoint.metric.startswith("evaluation/")
+            return [*words, "--seed", str(OTHER_SEED)] if chosen_by_evaluation else words
         if self.folder.config.exists():
             return ["train", "--resume", path, "--quiet"]
         config, overrides = str(configs_folder() / self.case.config), self.case.all_overrides()
