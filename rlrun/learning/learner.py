@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from rlrun.learning.losses import (
     Loss,
     Statistics,
     changed_loss,
+    require_lasting,
     require_loss,
     require_numbers,
 )
@@ -41,8 +41,6 @@ from rlrun.learning.viewed_batch import ViewedBatch
 from rlrun.policies.flat_parameters import FlatParameters, integer_buffers, set_integer_buffers
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
-
-MAX_LOSSES = 8  # that a learner compiles or records
 
 
 class Learner:
@@ -129,8 +127,7 @@ class Learner:
             statistics = gradient(self.module, rows, **loss_arguments)
             if stop_early is not None and stop_early(statistics):
                 break
-            statistics |= self._step({"lr": lr})
-            gathered.append(statistics)
+            gathered.append(statistics | self._step({"lr": lr}))
         means = reduced(gathered) if gathered else {}
         return {**means, "num_updates": float(len(gathered))}
 
@@ -247,21 +244,16 @@ class Learner:
                 require_loss(returned, f"the loss {loss.__qualname__}")
                 raise
 
-        if not self._records and not self._compile:  # costs nothing to make anew
-            return gradient
-        if len(self._gradients) == MAX_LOSSES:
-            raise ValueError(
-                f"the loss {loss!r} is another function in each update, and learners.compile and "
-                "learners.cuda_graphs would begin anew with each; define it once"
-            )
-        self._gradients[loss] = gradient = self.recorded(gradient)
+        if self._records or self._compile:  # others cost nothing to make anew
+            require_lasting(loss, self._gradients)
+            self._gradients[loss] = gradient = self.recorded(gradient)
         return gradient
 
     def _shared(self, gradient: Gradient, group: ProcessGroup) -> Gradient:
         """The gradient of the whole minibatch: the learners of the group compute a part each."""
-        grads = self.parameters.grads
 
         def together(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
+            grads = self.parameters.grads
             part, weight = group.part_of(rows)
             statistics = gradient(module, part, **arguments)
             grads.mul_(weight)
@@ -321,7 +313,7 @@ def _weighted(
     updates: Sequence[Mapping[str, Tensor | float]], weights: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """As `reduced`, with a weight for each update, and the sum of the weights in each mean."""
-    names = [*dict.fromkeys(chain.from_iterable(updates))]
+    names = [*{name: None for update in updates for name in update}]
     numbers = [update.get(name, math.nan) for update in updates for name in names]
     on_device = [x for x in numbers if isinstance(x, Tensor)]
     try:

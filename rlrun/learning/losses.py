@@ -28,6 +28,8 @@ Statistics = dict[str, Any]
 Gradient = Callable[..., Statistics]
 """Called like a loss; leaves the gradient in the parameters and returns the statistics."""
 
+MAX_LOSSES = 8  # that a learner compiles or records
+
 
 def changed_loss(loss: Loss, hook: Callable[..., tuple[Tensor, Mapping[str, Any]]]) -> Loss:
     """A loss changed by ``hook(module, rows, loss, statistics)``.
@@ -69,6 +71,15 @@ def _described(part: Any) -> str:
         gradient = "" if part.requires_grad else " without gradient"
         return f"a tensor of shape {tuple(part.shape)}{gradient}"
     return "a dict" if isinstance(part, Mapping) else reprlib.repr(part)
+
+
+def require_lasting(loss: Loss, kept: Mapping[Loss, Any]) -> None:
+    """Raise ValueError if a learner compiles or records one loss after the other."""
+    if len(kept) == MAX_LOSSES:
+        raise ValueError(
+            f"the loss {loss!r} is another function in each update, and learners.compile and "
+            "learners.cuda_graphs would begin anew with each; define it once"
+        )
 
 
 def require_numbers(*updates: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from recorded_calls import StandIn
 from rlrun.config.schema import LearnersConfig, ModelConfig, TrainingConfig
 from rlrun.learning import learner
 from rlrun.learning.cuda_graphs import MAX_GRAPHS, CudaGraphs
+from rlrun.learning.losses import MAX_LOSSES
 from rlrun.policies.catalog import build_module
 
 CPU = torch.device("cpu")
@@ -113,7 +114,7 @@ def test_what_cannot_be_recorded_says_how_to_go_on(stand_in):
 
 def test_losses_made_anew_in_each_update_are_an_error_and_not_kept(monkeypatch):
     made = learner_on("cuda", LearnersConfig(cuda_graphs=True), monkeypatch)
-    losses = [lambda module, rows: None for _ in range(learner.MAX_LOSSES + 1)]
+    losses = [lambda module, rows: None for _ in range(MAX_LOSSES + 1)]
     for loss in losses[:-1]:
         assert made._gradient_of(loss) is made._gradient_of(loss)
     with pytest.raises(ValueError, match=r"<lambda> .* is another function in each update"):
