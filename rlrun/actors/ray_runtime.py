@@ -17,12 +17,15 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlrun.actors.session_folder import SessionFolder
@@ -36,6 +39,7 @@ STACK_SIGNAL = signal.SIGUSR2
 """Signal that makes a worker write its stack to stderr."""
 _STACK_S = 0.3  # that it has for it
 _LEAST_FILES = 96
+_LONGEST_FOLDER = 35  # bytes; Ray adds 68, and the path of a socket has at most 103 on macOS
 _CONNECT_S = 10.0  # that a cluster has to answer: its head may be starting
 _RETRY_S = 0.5
 _WORKER_VARIABLES = {"OMP_NUM_THREADS": "1"}  # runners share the cores; more threads are slower
@@ -229,16 +233,18 @@ def start_ray(
         there = cluster_resources()
         cpus = preflight(settings, there, "the running Ray", learners, evaluation, num_networks)
     elif address is None:
-        _start_local(start_timeout_s)
+        with _signals_wait():
+            _start_local(start_timeout_s)
     else:
         _wait_for_cluster(address)
         try:
-            ray.init(
-                address=address,
-                runtime_env={"env_vars": _worker_variables()},
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with _signals_wait():
+                ray.init(
+                    address=address,
+                    runtime_env={"env_vars": _worker_variables()},
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except Exception as error:
             message = f"no Ray cluster at {address}: {_first_line(error)}"
             # `ray start` asks for the token that is there; an address is sent none by itself.
@@ -325,7 +331,8 @@ def _start_local(timeout_s: float) -> None:
             f"Ray cannot be started with a limit of {files} open files: raise it, for instance "
             "with `ulimit -n 1024`"
         )
-    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s), **_token()}
+    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s)}
+    variables |= {"RAY_AUTH_TOKEN": _token(), "RAY_TMPDIR": _rays_folder()}
     with environment_variables(variables), _single_machine(timeout_s):
         try:
             ray.init(
@@ -374,8 +381,7 @@ def _what_is_left() -> str:
     """The resources that Ray needs to start, and how much of each this machine has left."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = [f"{os.getloadavg()[0]:.1f} processes wait for {_local_cpus():g} CPUs"]
-    rays_folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    for name, path in (("shared memory", "/dev/shm"), ("disk", rays_folder)):
+    for name, path in (("shared memory", "/dev/shm"), ("disk", _rays_folder())):
         with suppress(OSError):
             there = f"{shutil.disk_usage(path).free / 2**20:,.0f} MiB of {name} in {path}"
             left.append(there if os.access(path, os.W_OK) else f"{there}, which cannot be written")
@@ -400,10 +406,18 @@ def _worker_variables() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **_WORKER_VARIABLES}
 
 
-def _token() -> dict[str, str]:
-    """A token for a Ray that cannot write its own into the home directory."""
-    writable = os.access(os.path.expanduser("~"), os.W_OK)
-    return {} if writable else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+@cache
+def _token() -> str:
+    """The token of this process's Rays; else Ray would write one into the home directory."""
+    return secrets.token_hex(32)
+
+
+def _rays_folder() -> str:
+    """The folder for Ray's sessions: for temporary files, unless its path is too long."""
+    if named := os.environ.get("RAY_TMPDIR"):
+        return named
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= _LONGEST_FOLDER else "/tmp"
 
 
 @contextmanager
@@ -445,6 +459,47 @@ def _single_machine(timeout_s: float) -> Iterator[None]:
         apart = partial(services.ConsolePopen, start_new_session=True)
         changes.append((services, "ConsolePopen", apart))
     changes.append((services, "get_node", _patient(services.get_node, timeout_s)))  # 30 s for it
+    with _replaced(changes):
+        yield
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Within, the first signal waits: a Ray that is interrupted then leaves processes behind.
+
+    A handler of SIGTERM that the program has is not replaced by Ray's, which exits.
+    """
+    from ray._private import utils
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    found = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    waiting: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        waiting.append(number)
+        if len(waiting) > 1:
+            handlers[signal.Signals(number)](number, frame)
+
+    for number in handlers:
+        signal.signal(number, handle)
+    ours = signal.SIGTERM in handlers
+    try:
+        with _replaced([(utils, "set_sigterm_handler", lambda handler: None)] if ours else []):
+            yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for each in waiting[:1]:
+            handlers[signal.Signals(each)](each, None)
+
+
+@contextmanager
+def _replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Within, attributes of Ray have other values: (owner, name, value); absent ones stay."""
     changes = [change for change in changes if change[1] in vars(change[0])]
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in changes]
     for owner, name, value in changes:

@@ -143,6 +143,7 @@ def _rlrun(
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its code."""
+    _open_closed_streams()
     faulthandler.enable(2)  # shows where an environment's C code crashes
     if hasattr(signal, "SIGQUIT"):  # Ctrl-\ shows the place of a call that ignores Ctrl-C
         faulthandler.register(signal.SIGQUIT, file=2, chain=True)
@@ -161,6 +162,14 @@ def main() -> None:
         code = errors.report(error)
     _end_in_spite_of_threads(code)
     raise SystemExit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for streams that the caller closed; a file would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def _is_own(end: SystemExit) -> bool:

@@ -118,7 +118,7 @@ def iterate_experiment(
         try:
             session = RunSession(experiment, folder, None, address, console)
             session.write_config()
-        except OSError:
+        except (OSError, KeyboardInterrupt):
             folder.discard()
             raise
         return (yield from session.run(run_log, overrides, loaded))

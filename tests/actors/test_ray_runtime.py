@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -167,7 +169,7 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
 
     for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
         monkeypatch.setattr(ray, name, function)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(RayStartError) as caught:
         ray_runtime.start_ray(settings(), start_timeout_s=90)
@@ -176,6 +178,50 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
     assert first.endswith("env_runner_start_timeout_s=90: The current node timed out.")
     assert re.search(r"wait for \d+ CPUs, .* MiB of disk .*, a limit of .* open files", second)
     assert f"MiB of disk in {tmp_path}, which cannot be written" in second
+
+
+@pytest.mark.parametrize("longest", [40, 20])
+def test_ray_s_folder_is_for_temporary_files_unless_its_path_is_too_long_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    import ray
+
+    def fail(**settings: Any) -> None:
+        folder = os.environ["RAY_TMPDIR"]
+        assert folder == ("/tmp" if longest == 40 else tempfile.gettempdir())
+        assert re.fullmatch("[0-9a-f]{64}", os.environ["RAY_AUTH_TOKEN"])
+        raise RuntimeError("as asked for")
+
+    for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
+        monkeypatch.setattr(ray, name, function)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", f"/{longest * 't'}")
+    with pytest.raises(RayStartError, match="as asked for"):
+        ray_runtime.start_ray(settings())
+
+
+def test_a_signal_while_ray_starts_is_handled_by_the_program_once_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    happened = []
+
+    def init(**settings: Any) -> None:
+        ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15))
+        signal.raise_signal(signal.SIGTERM)
+        happened.append("started")
+
+    for name, function in (("is_initialized", bool), ("init", init)):
+        monkeypatch.setattr(ray, name, function)
+    monkeypatch.setattr(ray_runtime, "_wait_for_cluster", lambda address: None)
+    monkeypatch.setattr(ray_runtime, "cluster_resources", Resources)
+    before = signal.signal(signal.SIGTERM, lambda *_: happened.append("handled"))
+    try:
+        ray_runtime.start_ray(settings(), "auto")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert happened == ["started", "handled"]
 
 
 @pytest.mark.faults

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -257,3 +258,12 @@ def test_signals_before_the_run_begins_are_exit_130_too(tmp_path):
     words = ["train", "--algorithm", "PPO", "--env", "slow_to_import:make", "stop.env_steps=1"]
     ended = subprocess.run([sys.executable, "-m", "rlrun", *words], cwd=tmp_path, check=False)
     assert ended.returncode == 130
+
+
+def test_no_file_of_a_command_gets_the_number_of_a_stream_that_is_closed(tmp_path):
+    """What is written to the streams would go into that file."""
+    code = "from rlrun.cli.main import main; import os, sys; sys.argv[1:] = ['--version']\n"
+    code += "try: main()\nexcept SystemExit: os.write(2, b'%d' % os.open('file', os.O_CREAT))"
+    command = f"{shlex.join([sys.executable, '-c', code])} <&- >&- 2>error"
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    assert int((tmp_path / "error").read_text()) > 2

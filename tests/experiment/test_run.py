@@ -25,7 +25,7 @@ from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError, InputError
 from rlrun.experiment.report.sinks import DiskRefusedError
-from rlrun.experiment.run import iterate, iterate_experiment, run_experiment
+from rlrun.experiment.run import RunSession, iterate, iterate_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolder, RunFolderError, is_in_use
 from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria
 
@@ -373,6 +373,22 @@ def test_a_wrong_sink_leaves_no_folder_behind():
     with pytest.raises(InputError, match=r"needs a method write\(\)"):
         train("report.sinks=['rich.text:Text']", run_dir=None)
     assert not Path("runs/fake").exists()
+
+
+def test_a_signal_before_the_config_is_written_leaves_no_folder_behind(monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunSession, "write_config", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run_dir=None)
+    assert not Path("runs/fake").exists()
+
+
+def test_a_program_without_standard_streams_trains(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert train(console="lines").end == "finished"
 
 
 def test_a_custom_sink_receives_the_results_and_is_closed():

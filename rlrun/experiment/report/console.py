@@ -231,7 +231,9 @@ def print_error(text: str) -> None:
     _write(sys.stderr, text)
 
 
-def _write(stream: TextIO, text: str) -> None:
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # closed when the program started
+        return
     lasting = _LastingFile(stream)
     lasting.write(text + "\n")
     lasting.flush()

@@ -69,8 +69,6 @@ def printable(text: str) -> str:
 
 def print_table(table: Table, style_of: Callable[[Cells], str | None] = lambda row: None) -> None:
     """Print a table to stdout, in colour if that is a terminal."""
-    if sys.stdout is None:  # closed by the shell
-        return
     rows = [tuple(map(printable, row)) for row in table.rows]
     table = Table(table.heads, rows, table.numeric)
     if sys.stdout.isatty():
