@@ -379,7 +379,6 @@ def _first_line(error: Exception) -> str:
 
 def _what_is_left() -> str:
     """The resources that Ray needs to start, and how much of each this machine has left."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     left = [f"{os.getloadavg()[0]:.1f} processes wait for {_local_cpus():g} CPUs"]
     for name, path in (("shared memory", "/dev/shm"), ("disk", _rays_folder())):
         with suppress(OSError):
@@ -388,7 +387,12 @@ def _what_is_left() -> str:
     with suppress(ValueError, OSError):
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         left.append(f"{memory / 2**20:,.0f} MiB of memory")
-    return ", ".join([*left, f"a limit of {files:,} open files"])
+    limits = {"open files": resource.RLIMIT_NOFILE, "processes and threads": resource.RLIMIT_NPROC}
+    for name, limit in limits.items():
+        number, _ = resource.getrlimit(limit)
+        if number != resource.RLIM_INFINITY:
+            left.append(f"a limit of {number:,} {name}")
+    return ", ".join(left)
 
 
 _RAY_VARIABLES = {

@@ -6,6 +6,7 @@ Content is written under a temporary name beside its target and appears there by
 kill at any moment leaves the old content or the new, never a part of either.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -86,12 +87,21 @@ def _write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        _sync(file.fileno())
 
 
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    """Sync to disk where the file system can: those of networks often cannot for directories."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

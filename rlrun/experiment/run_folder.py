@@ -33,7 +33,7 @@ from rlrun.checkpoint.files import replace_link, replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import similar_folder
 from rlrun.config.yaml_tree import parse_yaml
-from rlrun.experiment.session import new_session, now
+from rlrun.experiment.session import last_session, new_session, now
 
 RUNS = "runs"
 """The folder that runs are made in."""
@@ -189,7 +189,13 @@ class RunFolder:
             raise RunFolderError(f"{self.path}: cannot be written: {error.strerror}") from error
         if not _locks(lock):
             lock.close()
-            raise RunInUseError(f"{self.path}: another process is running in this folder")
+            last = last_session(self.read_meta())
+            named = (
+                f"; its last session has process {last.get('pid')} on {last.get('host')}"
+                if last
+                else ""
+            )
+            raise RunInUseError(f"{self.path}: another process is running in this folder{named}")
         self._lock, self._directory = lock, os.stat(self.home)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -171,6 +172,7 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
         monkeypatch.setattr(ray, name, function)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (1024, 1024))
     with pytest.raises(RayStartError) as caught:
         ray_runtime.start_ray(settings(), start_timeout_s=90)
     assert caught.value.exit_code == 1

@@ -148,6 +148,15 @@ def test_a_failing_disk_leaves_older_checkpoints_intact(tmp_path, monkeypatch, f
     assert newest_checkpoint(tmp_path).iteration in {1, 2}
 
 
+def test_a_file_system_that_cannot_sync_has_checkpoints_too(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_checkpoint(tmp_path / "000001", make(1))
+    assert read_checkpoint(tmp_path / "000001").iteration == 1
+
+
 def test_a_full_disk_is_a_checkpoint_error(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -119,7 +119,7 @@ def test_a_folder_is_locked_against_a_second_process():
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(RunFolderError, match="another process"):
+        with pytest.raises(RunFolderError, match=f"another process .* process {os.getpid()} on "):
             resume("stop.training_iteration=9")
         other.stdin.close()
     resume("stop.training_iteration=9")
