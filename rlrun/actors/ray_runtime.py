@@ -348,7 +348,8 @@ def _start_local(timeout_s: float) -> None:
             ray.shutdown()
             raise RayStartError(
                 f"Ray could not be started within fault_tolerance.env_runner_start_timeout_s="
-                f"{timeout_s:g}: {_first_line(error)}\nThis machine has left: {_what_is_left()}"
+                f"{timeout_s:g}: {_first_line(error)}{_hiding()}\nThis machine has left: "
+                + _what_is_left()
             ) from error
     node: Any = worker._global_node
     session = SessionFolder(Path(node.get_session_dir_path()))
@@ -375,6 +376,13 @@ def _time_limits(timeout_s: float) -> dict[str, str]:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _hiding() -> str:
+    """A line about files in the working directory that hide modules of Python's own."""
+    names = (f"{name}.py" for name in sys.stdlib_module_names)
+    hiding = ", ".join(sorted(name for name in names if Path(name).exists()))
+    return hiding and f"\nThese files may hide Python's own modules from it; rename them: {hiding}"
 
 
 def _what_is_left() -> str:
@@ -469,18 +477,14 @@ def _single_machine(timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Within, the first signal waits: a Ray that is interrupted then leaves processes behind.
-
-    A handler of SIGTERM that the program has is not replaced by Ray's, which exits.
-    """
+    """Within, the first signal waits, lest processes of Ray are left; Ray does not handle it."""
     from ray._private import utils
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    found = {number: signal.getsignal(number) for number in numbers}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    handlers = {each: handler for each in numbers if callable(handler := signal.getsignal(each))}
     waiting: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -490,9 +494,9 @@ def _signals_wait() -> Iterator[None]:
 
     for number in handlers:
         signal.signal(number, handle)
-    ours = signal.SIGTERM in handlers
+    rays = (utils, "set_sigterm_handler", lambda handler: None)
     try:
-        with _replaced([(utils, "set_sigterm_handler", lambda handler: None)] if ours else []):
+        with _replaced([rays] if signal.SIGTERM in handlers else []):
             yield
     finally:
         for number, handler in handlers.items():

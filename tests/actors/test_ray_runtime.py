@@ -173,10 +173,13 @@ def test_a_ray_that_does_not_start_is_one_message_with_what_the_machine_has_left
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (1024, 1024))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "random.py").touch()
     with pytest.raises(RayStartError) as caught:
         ray_runtime.start_ray(settings(), start_timeout_s=90)
     assert caught.value.exit_code == 1
-    first, second = str(caught.value).splitlines()
+    first, hiding, second = str(caught.value).splitlines()
+    assert hiding.endswith("rename them: random.py")
     assert first.endswith("env_runner_start_timeout_s=90: The current node timed out.")
     assert re.search(r"wait for \d+ CPUs, .* MiB of disk .*, a limit of .* open files", second)
     assert f"MiB of disk in {tmp_path}, which cannot be written" in second
