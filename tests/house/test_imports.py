@@ -12,6 +12,7 @@ PLACES = {
     "torch": ["policies/*.py", "learning/*.py", "algorithms/*.py"],
     "ray": [
         "actors/actor_manager.py",
+        "actors/ray_changes.py",
         "actors/ray_runtime.py",
         "actors/remote_runners.py",
         "actors/runner_host.py",
