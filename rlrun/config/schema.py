@@ -154,9 +154,11 @@ class ConnectorsConfig(Section):
     """How actions and rewards are transformed between the policy and the environment."""
 
     normalize_actions: bool = True
-    """Let the policy act in [-1, 1] and stretch its actions to the bounds of a bounded Box."""
+    """Let the policy act in [-1, 1] and stretch its actions to the bounds of a Box, in each
+    dimension that has two; one that has one is shifted and clipped to it."""
     clip_actions: bool = False
-    """Clip actions to the bounds of the action space before they reach the environment."""
+    """Clip actions to the bounds of the action space before they reach the environment, if
+    `normalize_actions` is false."""
     clip_rewards: bool | Positive | None = None
     """true learns from the reward's sign, false from the reward; a number x clips it to [-x, x].
     null is true for Atari and false otherwise."""

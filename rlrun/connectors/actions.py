@@ -24,9 +24,10 @@ class ActionPipeline(Connector):
 
     Args:
         action_space: of one environment.
-        normalize: unsquash actions in a bounded Box, in which the policy acts as in [-1, 1]: they
-            become ``low + (a + 1) (high - low) / 2``, clipped to the bounds.
-        clip: clip other Boxes to their bounds.
+        normalize: unsquash actions in a Box, in which the policy acts as in [-1, 1]: a dimension
+            with bounds becomes ``low + (a + 1) (high - low) / 2``, clipped to them; one with a
+            single bound is clipped to it, and moved so that -1 or 1 gives it.
+        clip: clip actions that are not unsquashed to the bounds.
 
     Attributes:
         identity: whether actions pass unchanged: for a Discrete space of int64 from 0.
@@ -79,15 +80,18 @@ class LeafActions:
 
     def _plan_box(self, space: gym.spaces.Box, normalize: bool, clip: bool) -> None:
         if space.dtype.kind != "f":
-            self.offset = space.low
+            self.offset = space.low if np.any(space.low) else None
             return
-        stretch = normalize and space.is_bounded()
-        if stretch:
+        below, above = space.bounded_below, space.bounded_above
+        bounded = bool((below | above).any())
+        if normalize and bounded:
             # In float64: the difference of two float32 bounds may overflow.
             low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            low = np.where(below, low, np.where(above, high - 2.0, -1.0))
+            high = np.where(above, high, low + 2.0)
             self.scale = ((high - low) / 2).astype(space.dtype)
             self.offset = ((high + low) / 2).astype(space.dtype)
-        if stretch or clip:
+        if bounded and (normalize or clip):
             self.bounds = space.low, space.high
 
     def __call__(self, columns: Array) -> Array:
@@ -105,13 +109,15 @@ class LeafActions:
 
     def inverse(self, actions: Array) -> Array:
         """Actions of the space ``[n, *shape]`` -> the columns that give them, ``[n, width]``."""
-        columns = actions.astype(np.float64 if self.scale is not None else self.dtype)
+        columns, dtype = actions, np.int64 if self.scale is None else np.float64
         if self.offset is not None:
-            columns = columns - self.offset
+            columns = np.subtract(columns, self.offset, dtype=dtype)
         if self.scale is not None:
             moves = self.scale != 0.0  # not where the bounds leave no choice
             columns = np.divide(columns, self.scale, out=np.zeros_like(columns), where=moves)
-            columns = np.clip(columns, -1.0, 1.0)
+            assert self.bounds is not None
+            low, high = map(np.isfinite, self.bounds)
+            columns = np.clip(columns, np.where(low, -1.0, -np.inf), np.where(high, 1.0, np.inf))
         return columns.reshape(len(actions), -1)
 
 

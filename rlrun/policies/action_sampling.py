@@ -12,7 +12,8 @@ scaled normal noise for a real one. Must not know of torch, networks or environm
     space           kind               inputs [N, P]             actions [N, ...]
     Discrete(n)     categorical        n logits                  int64 [N], the index from 0
     MultiDiscrete   multi_categorical  sum(nvec) logits          int64 [N, k]
-    Box of ints     multi_categorical  one logit a value         int64 [N, A], a - low
+    Box of integers multi_categorical  one logit a value         int64 [N, A], a - low
+      or bools
     MultiBinary(n)  bernoulli          n logits                  float32 [N, n] of 0 or 1
     Box             gaussian           mean ++ log_std (2 A)     float32 [N, A]
     Dict, Tuple     product            the leaves, concatenated  float32 [N, sum of leaf widths]
@@ -130,7 +131,7 @@ def _describe(space: gym.Space[Any]) -> tuple[Kind, tuple[int, ...], int]:
             return "multi_categorical", categories, len(categories)
         case gym.spaces.MultiBinary():
             return "bernoulli", (), int(np.prod(space.shape))
-        case gym.spaces.Box() if space.dtype.kind not in "iu":
+        case gym.spaces.Box() if space.dtype.kind == "f":
             return "gaussian", (), int(np.prod(space.shape))
         case gym.spaces.Box():
             if not space.is_bounded():

@@ -25,6 +25,9 @@ SPACES: dict[str, gym.Space] = {
     "box_2d_float64": gym.spaces.Box(
         np.array([[0.0, -3.0]]), np.array([[1.0, 5.0]]), dtype=np.float64
     ),
+    "bools": gym.spaces.Box(
+        np.array([False, True, False]), np.array([True, True, False]), dtype=np.bool_
+    ),
     "integers": gym.spaces.Box(np.array([2, -1]), np.array([4, 0]), dtype=np.int32),
     # Ordered: of a plain dict, gymnasium sorts the keys itself.
     "nested": gym.spaces.Dict(
@@ -95,11 +98,33 @@ def test_bounds_as_wide_as_float32_do_not_overflow() -> None:
     np.testing.assert_allclose(result[:, 0], [0.5 * limit, -limit])
 
 
-@pytest.mark.parametrize(("clip", "expected"), [(False, [[5.0, -5.0]]), (True, [[2.0, -5.0]])])
-def test_boxes_without_both_bounds_are_not_stretched(clip: bool, expected: list) -> None:
-    space = gym.spaces.Box(np.array([-2, -np.inf], np.float32), np.array([2, 2], np.float32))
-    pipeline = ActionPipeline(space, normalize=True, clip=clip)
-    assert pipeline(np.array([[5.0, -5.0]], np.float32)).tolist() == expected
+def test_each_dimension_is_stretched_to_its_two_bounds_or_clipped_to_its_one() -> None:
+    low = np.array([-1000, 300, -np.inf, -np.inf], np.float32)
+    high = np.array([3000, np.inf, 5, np.inf], np.float32)
+    space = gym.spaces.Box(low, high)
+    pipeline = ActionPipeline(space, normalize=True, clip=False)
+    actions = np.array([[-1, -1, -1, -1], [0.5, 4, 0, 4], [1, 1, 1, 1]], np.float32)
+    expected = [[-1000, 300, 3, -1], [2000, 305, 4, 4], [3000, 302, 5, 1]]
+    result = pipeline(actions)
+    np.testing.assert_allclose(result, expected)
+    np.testing.assert_allclose(pipeline.leaves[0].inverse(result), actions)
+    beyond = pipeline(np.array([[9, -9, 9, -9]], np.float32))
+    np.testing.assert_allclose(beyond, [[3000, 300, 5, -9]])
+    assert space.contains(beyond[0])
+
+
+@pytest.mark.parametrize("name", ["bools", "integers", "multi_discrete_2d"])
+def test_the_inverse_gives_the_categories_of_actions(name: str) -> None:
+    actions = module_actions(SPACES[name])
+    pipeline = ActionPipeline(SPACES[name], normalize=True, clip=False)
+    np.testing.assert_array_equal(pipeline.leaves[0].inverse(pipeline(actions)), actions)
+
+
+def test_without_bounds_actions_pass_unchanged() -> None:
+    space, actions = gym.spaces.Box(-np.inf, np.inf, (1,)), np.array([[5.0]], np.float32)
+    result = ActionPipeline(space, normalize=True, clip=True)(actions)
+    assert np.shares_memory(result, actions)
+    assert result.tolist() == [[5.0]]
 
 
 def test_without_normalisation_actions_pass_or_are_clipped() -> None:
