@@ -37,10 +37,7 @@ _GIVEN_TO_CONNECTORS = {
 }
 
 _NOT_AS_WRAPPERS = {
-    "NormalizeObservation": "set env_runners.observation_filter: MeanStdFilter instead, whose "
-    "statistics all env runners share and checkpoints hold",
-    "NormalizeReward": "set connectors.normalize_rewards: true instead, whose statistics all env "
-    "runners share and checkpoints hold",
+    **registry.INSTEAD_OF_STATISTICS,
     "Autoreset": "env runners reset environments; remove it",
     "RecordVideo": "`rlrun rollout RUN --video DIR` records videos; remove it",
     "HumanRendering": "`rlrun rollout RUN --render` shows the environment; remove it",

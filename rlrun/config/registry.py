@@ -64,6 +64,14 @@ SHIPPED_ENVS: dict[str, str] = {
 MODELS: dict[str, str] = {"ActorCritic": "rlrun.policies.rl_module:ActorCritic"}
 """Networks that come with rlrun, by name; the first is the default, `model.use: null`."""
 
+INSTEAD_OF_STATISTICS: dict[str, str] = {
+    "NormalizeObservation": "set env_runners.observation_filter: MeanStdFilter instead, whose "
+    "statistics all env runners share and checkpoints hold",
+    "NormalizeReward": "set connectors.normalize_rewards: true instead, whose statistics all env "
+    "runners share and checkpoints hold",
+}
+"""Wrappers of gymnasium that keep statistics -> what to do instead."""
+
 COLLECTORS: dict[str, str] = {
     "ColumnarCollector": "rlrun.sampling.columnar_collector:ColumnarCollector",
     "SimpleListCollector": "rlrun.sampling.simple_list_collector:SimpleListCollector",

@@ -22,7 +22,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate
 
-from rlrun.config.registry import takes_a_config
+from rlrun.config.problems import misfit
+from rlrun.config.registry import INSTEAD_OF_STATISTICS, takes_a_config
 from rlrun.data.nested import ACTION_MASK
 from rlrun.data.seeding import drawn_from
 from rlrun.envs.errors import RAISED, RETURNED, EnvError, EnvPhase
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 EnvCreator = Callable[..., Any]
 
 _log = logging.getLogger(__name__)
+_WRAPPERS: tuple[type[Any], ...] = (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 _CONTEXT_PARAMETERS = ("context", "env_context")
@@ -148,7 +150,6 @@ def make_env_or_vector(
                 kind = type(env).__name__
                 raise TypeError(f"env_runners.env_wrappers: {wrap.name} cannot wrap a {kind}")
             env = wrap(env)
-        return env
     except EnvError:
         raise
     except RAISED as error:
@@ -159,6 +160,20 @@ def make_env_or_vector(
             runner_index=place.worker_index,
             env_index=place.vector_index,
         ) from None
+    _refuse_own_statistics(env)
+    return env
+
+
+def _refuse_own_statistics(env: Any) -> None:
+    """Raise a ConfigError for a wrapper whose statistics no other copy of the environment has."""
+    while isinstance(env, _WRAPPERS):
+        for kind in type(env).__mro__:
+            instead = INSTEAD_OF_STATISTICS.get(kind.__name__)
+            its_own = kind.__module__.startswith("gymnasium.wrappers.")
+            if instead is not None and its_own and env.update_running_mean:
+                reason = "evaluations and resumed runs would not have the statistics of its wrapper"
+                raise misfit("env", f"{reason} {kind.__name__}: {instead}")
+        env = env.env
 
 
 def register_env(name: str, creator: EnvCreator) -> None:

@@ -136,6 +136,35 @@ def test_wrong_wrappers_are_refused_with_their_place(settings, message):
         load_experiment(None, ["algorithm=PPO", "env=CartPole-v1", *overrides])
 
 
+class Scaled(gymnasium.wrappers.NormalizeReward):
+    """A subclass, whose statistics may be fixed."""
+
+    def __init__(self, fixed=False):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.update_running_mean = not fixed
+
+
+def normalized_vector(num_envs):
+    vector = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
+    return gymnasium.wrappers.vector.NormalizeObservation(vector)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Scaled", "statistics of its wrapper NormalizeReward: set connectors.normalize_rewards"),
+        ("normalized_vector", "wrapper NormalizeObservation: set env_runners.observation_filter"),
+    ],
+)
+def test_environments_that_keep_statistics_of_their_own_are_refused(name, message):
+    with pytest.raises(ConfigError, match=f"env: evaluations and resumed runs .*{message}"):
+        EnvRunner(RunnerSpec(EnvSpec(use=f"{__name__}:{name}")))
+
+
+def test_environments_with_fixed_statistics_are_not_refused():
+    EnvRunner(RunnerSpec(EnvSpec(use=f"{__name__}:Scaled", kwargs={"fixed": True}))).sample()
+
+
 def test_wrappers_of_evaluation_are_its_own_and_checked():
     base = ["algorithm=PPO", "env=CartPole-v1", "evaluation.interval=1"]
     with pytest.raises(ConfigError, match=r"evaluation\.env_runners\.env_wrappers\[0\].*'Nothing'"):
