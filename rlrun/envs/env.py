@@ -309,7 +309,7 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 
 
 
 def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
-    """Like `check_env`; returns the info of the reset."""
+    """Like `check_env`; returns the entries of both infos."""
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
@@ -328,7 +328,7 @@ def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
     if problem is not None:
         raise EnvError(env_id, "step", problem, env_step=0)
     check_observation(env.observation_space, result[0], env_id, step=0)
-    return info
+    return {**result[4], **info}
 
 
 def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> Any:

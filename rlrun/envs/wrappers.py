@@ -84,8 +84,10 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         mask = info.get(ACTION_MASK, self._all if over else None)
         if mask is None or np.shape(mask) != self._all.shape:
             found = "none" if mask is None else f"one of shape {np.shape(mask)}"
-            expected = f"each info must have an action_mask of shape {self._all.shape}"
-            raise ValueError(f"{expected}, like the first info; this one has {found}")
+            expected = (
+                f"each info must have an action_mask of shape {self._all.shape}, as others do"
+            )
+            raise ValueError(f"{expected}, also that of reset(); this one has {found}")
         parts = observation if self._nested else {OBSERVATION: observation}
         return {**parts, ACTION_MASK: (np.asarray(mask) != 0).astype(np.int8)}
 

@@ -44,6 +44,9 @@ LOG_STD_BOUNDS = (-20.0, 2.0)
 FORBIDDEN = np.float32(-1e9)
 """Input of an action that a mask forbids: its probability is 0, and its logarithm is finite."""
 
+IN_OTHER_SPACES = "PPO also acts in Box, MultiDiscrete, MultiBinary, Dict and Tuple spaces"
+"""Advice where an algorithm cannot act in an action space."""
+
 Kind = Literal["categorical", "multi_categorical", "bernoulli", "gaussian"]
 
 

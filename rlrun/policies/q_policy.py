@@ -18,7 +18,12 @@ from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.column_data import Array
 from rlrun.data.nested import has_action_mask, space_without_mask
-from rlrun.policies.action_sampling import ActionSampler, EpsilonGreedySampler, SamplingPolicy
+from rlrun.policies.action_sampling import (
+    IN_OTHER_SPACES,
+    ActionSampler,
+    EpsilonGreedySampler,
+    SamplingPolicy,
+)
 from rlrun.policies.exploration import OWN, exploring_sampler, weight_stddev
 from rlrun.policies.exploration_strategy import exploring
 from rlrun.policies.layers import Network, QOptions, q_network
@@ -84,7 +89,7 @@ def build_q_policy(
     """
     if not isinstance(action_space, gym.spaces.Discrete):
         message = f"action values need a Discrete action space, this environment has {action_space}"
-        raise misfit("env", message)
+        raise misfit("env", f"{message}; {IN_OTHER_SPACES}")
     spaces, num_actions = (observation_space, action_space), int(action_space.n)
     greedy = EpsilonGreedySampler(num_actions, masked=has_action_mask(observation_space))
     sampler: ActionSampler = exploring_sampler(greedy, exploration, action_space)

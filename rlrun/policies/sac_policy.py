@@ -13,6 +13,7 @@ from rlrun.config.problems import misfit
 from rlrun.config.schema import ExplorationConfig, ModelConfig
 from rlrun.data.nested import space_without_mask
 from rlrun.policies.action_sampling import (
+    IN_OTHER_SPACES,
     ActionSampler,
     SamplingPolicy,
     SquashedGaussianSampler,
@@ -34,7 +35,7 @@ def sac_sampler(space: gym.Space[Any]) -> ActionSampler:
     if isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded():
         return SquashedGaussianSampler(action_layout(space).num_columns)
     message = f"SAC needs Discrete actions or a bounded Box of floats, this environment has {space}"
-    raise misfit("env", message)
+    raise misfit("env", f"{message}; {IN_OTHER_SPACES}")
 
 
 def build_sac_policy(

@@ -358,6 +358,7 @@ def test_init_of_an_algorithm_that_cannot_act_in_the_environment(rlrun):
     code, out, err = rlrun("init", "DQN", "Pendulum-v1")
     assert (code, out) == (2, "")
     assert "action values need a Discrete action space" in err
+    assert "PPO also acts in Box" in err
 
 
 @pytest.mark.parametrize(
