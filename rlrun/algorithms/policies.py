@@ -8,6 +8,7 @@ counted. The only policy of a single agent has the id `default_policy`.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,6 +40,9 @@ from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 State = dict[str, Any]
 
 _LARGE_RETURN = 1e6  # value losses grow with its square
+_DROWNING = 1e5  # as a multiple of `grad_clip`; Adam's epsilon is then a match for what is left
+
+_log = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
@@ -82,6 +86,7 @@ class Policies(Mapping[str, PolicySettings]):
         self.before_learning: Callable[[str, SampleBatch], None] | None = None
         self._seed = config.seed or 0
         self._learner_connectors: dict[str, LearnerConnectors] = {}
+        self._warned: set[str] = set()
         self._rows: dict[str, Any] = {}  # of the result, for policies without a gradient step here
 
     def __getitem__(self, policy_id: str) -> PolicySettings:
@@ -257,6 +262,23 @@ class Policies(Mapping[str, PolicySettings]):
                 raise DivergedError(
                     f"training diverged in iteration {progress.iteration + 1}: {', '.join(bad)} "
                     f"(policy {policy_id}); {remedy} may help"
+                )
+
+    def warn_of_clipping(self, learners: Mapping[str, Any]) -> None:
+        """Warn once if clipping the value function's gradient leaves a policy next to none."""
+        for policy_id in self.learners.keys() - self._warned:
+            statistics = learners.get(policy_id, {}).get("learner_stats", {})
+            bound, norm = self[policy_id].training.grad_clip, statistics.get("grad_norm")
+            of_all = self[policy_id].training.grad_clip_by == "global_norm"
+            if "vf_loss" in statistics and of_all and bound and norm and norm > _DROWNING * bound:
+                self._warned.add(policy_id)
+                _log.warning(
+                    "gradients of policy %s have a norm of %.2g, mostly from the value function, and "
+                    "are clipped to %g by training.grad_clip: the policy may hardly learn. Rewards "
+                    "are large; connectors.normalize_rewards divides them",
+                    policy_id,
+                    norm,
+                    bound,
                 )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:

@@ -261,11 +261,24 @@ def test_weights_that_are_not_finite_end_training_and_are_not_saved(built, tmp_p
 
 
 class PaysTooMuch(CountingEnv):
-    """Its reward is 1e30 in each step."""
+    """Its reward is the same large number in each step."""
+
+    def __init__(self, reward=1e30):
+        super().__init__()
+        self.reward = reward
 
     def step(self, action):
         observation, _, *further = super().step(action)
-        return observation, 1e30, *further
+        return observation, self.reward, *further
+
+
+@pytest.mark.parametrize(("reward", "warnings"), [(1e6, 1), (10.0, 0)])
+def test_rewards_that_leave_the_policy_no_gradient_are_told_once(built, caplog, reward, warnings):
+    algorithm = built("PPO", {"use": f"{__name__}:PaysTooMuch", "reward": reward})
+    for _ in range(2):
+        algorithm.train()
+    told = [text for text in caplog.messages if "connectors.normalize_rewards divides" in text]
+    assert len(told) == warnings
 
 
 def test_a_run_that_huge_rewards_let_diverge_is_answered_with_advice_on_rewards(built):
