@@ -257,7 +257,6 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self._call_back("on_env_runners_recreated", num_recreated)
         progress.iteration += 1
         policies.leave_out_unread(learners, self.columns_read)
-        policies.warn_of_clipping(learners)
         evaluation = evaluation_result(None, [*policies], policies.agents)
         if due:
             with self.timers.phase("evaluate"):

@@ -263,23 +263,25 @@ class Policies(Mapping[str, PolicySettings]):
                     f"training diverged in iteration {progress.iteration + 1}: {', '.join(bad)} "
                     f"(policy {policy_id}); {remedy} may help"
                 )
+            self._warn_of_clipping(policy_id, statistics)
 
-    def warn_of_clipping(self, learners: Mapping[str, Any]) -> None:
-        """Warn once if clipping the value function's gradient leaves a policy next to none."""
-        for policy_id in self.learners.keys() - self._warned:
-            statistics = learners.get(policy_id, {}).get("learner_stats", {})
-            bound, norm = self[policy_id].training.grad_clip, statistics.get("grad_norm")
-            of_all = self[policy_id].training.grad_clip_by == "global_norm"
-            if "vf_loss" in statistics and of_all and bound and norm and norm > _DROWNING * bound:
-                self._warned.add(policy_id)
-                _log.warning(
-                    "gradients of policy %s have a norm of %.2g, mostly from the value function, and "
-                    "are clipped to %g by training.grad_clip: the policy may hardly learn. Rewards "
-                    "are large; connectors.normalize_rewards divides them",
-                    policy_id,
-                    norm,
-                    bound,
-                )
+    def _warn_of_clipping(self, policy_id: str, statistics: Mapping[str, Any]) -> None:
+        """Warn once if clipping the value function's gradient leaves the policy's next to nothing.
+
+        Args:
+            statistics: of the policy's learner.
+        """
+        training, norm = self[policy_id].training, statistics.get("grad_norm")
+        bound = training.grad_clip if training.grad_clip_by == "global_norm" else None
+        known = policy_id in self._warned or "vf_loss" not in statistics
+        if not (known or bound is None or norm is None) and norm > _DROWNING * bound:
+            self._warned.add(policy_id)
+            _log.warning(
+                "gradients of policy %s have a norm of %.2g, mostly from the value function, and "
+                "training.grad_clip makes it %g: the policy may hardly learn. Rewards are large; "
+                "connectors.normalize_rewards divides them",
+                *(policy_id, norm, bound),
+            )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:
         """Leave unread columns out of the batches of policies that have learned for the first time.

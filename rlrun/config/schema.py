@@ -154,11 +154,9 @@ class ConnectorsConfig(Section):
     """How actions and rewards are transformed between the policy and the environment."""
 
     normalize_actions: bool = True
-    """Let the policy act in [-1, 1] and stretch its actions to the bounds of a Box, in each
-    dimension that has two; one that has one is shifted and clipped to it."""
+    """Let the policy act in [-1, 1] and stretch its actions to the bounds of each dimension."""
     clip_actions: bool = False
-    """Clip actions to the bounds of the action space before they reach the environment, if
-    `normalize_actions` is false."""
+    """Clip actions to the bounds of the action space before they reach the environment."""
     clip_rewards: bool | Positive | None = None
     """true learns from the reward's sign, false from the reward; a number x clips it to [-x, x].
     null is true for Atari and false otherwise."""
