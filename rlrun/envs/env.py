@@ -128,6 +128,10 @@ def make_env_or_vector(
     """Like `make_env`, but a user's function may also return a vector environment.
 
     Such a function receives ``num_envs`` if it has a parameter of that name.
+
+    Raises:
+        EnvError: for every failure of the environment.
+        ConfigError: a wrapper keeps statistics of its own.
     """
     place = EnvContext() if context is None else copy.copy(context)
     if not place:
@@ -160,11 +164,11 @@ def make_env_or_vector(
             runner_index=place.worker_index,
             env_index=place.vector_index,
         ) from None
-    _refuse_own_statistics(env)
+    refuse_own_statistics(env)
     return env
 
 
-def _refuse_own_statistics(env: Any) -> None:
+def refuse_own_statistics(env: Any) -> None:
     """Raise a ConfigError for a wrapper whose statistics no other copy of the environment has."""
     while isinstance(env, _WRAPPERS):
         for kind in type(env).__mro__:

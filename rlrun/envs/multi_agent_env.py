@@ -22,6 +22,7 @@ from rlrun.envs.env import (
     find_creator,
     observation_problem,
     random_action,
+    refuse_own_statistics,
     reward_problem,
 )
 from rlrun.envs.env_state import give_state, offers_state, take_state
@@ -175,6 +176,7 @@ def make_multi_agent_env(
 
     Raises:
         EnvError: for every failure, with phase "constructor".
+        ConfigError: a wrapper keeps statistics of its own.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
     where: dict[str, Any] = {"runner_index": place.worker_index, "env_index": place.vector_index}
@@ -193,6 +195,8 @@ def make_multi_agent_env(
         raise
     except RAISED as error:
         raise EnvError.from_exception(error, spec.use, "constructor", **where) from None
+    for copied in env.copies.values() if isinstance(env, Copies) else ():
+        refuse_own_statistics(copied)
     env = pettingzoo_envs.adapted(env)
     problem = _missing(env)
     if problem is not None:

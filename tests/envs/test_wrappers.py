@@ -6,12 +6,13 @@ import pytest
 from counting_envs import NestedCounter
 from gymnasium import spaces
 
-from rlrun import EnvRunner, RunnerSpec, load_experiment
+from rlrun import EnvRunner, RunnerSpec, load_experiment, make_multi_agent
 from rlrun.config.problems import ConfigError
 from rlrun.config.registry import algorithm_class
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.env_process import EnvHost
 from rlrun.envs.errors import EnvError
+from rlrun.envs.multi_agent_env import make_multi_agent_env
 
 STACK = {"use": "FrameStackObservation", "stack_size": 3}
 
@@ -145,6 +146,9 @@ class Scaled(gymnasium.wrappers.NormalizeReward):
         self.update_running_mean = not fixed
 
 
+SeveralScaled = make_multi_agent(Scaled)
+
+
 def normalized_vector(num_envs):
     vector = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="sync")
     return gymnasium.wrappers.vector.NormalizeObservation(vector)
@@ -160,6 +164,11 @@ def normalized_vector(num_envs):
 def test_environments_that_keep_statistics_of_their_own_are_refused(name, message):
     with pytest.raises(ConfigError, match=f"env: evaluations and resumed runs .*{message}"):
         EnvRunner(RunnerSpec(EnvSpec(use=f"{__name__}:{name}")))
+
+
+def test_copies_of_an_environment_that_keeps_statistics_are_refused():
+    with pytest.raises(ConfigError, match="statistics of its wrapper NormalizeReward"):
+        make_multi_agent_env(EnvSpec(use=f"{__name__}:SeveralScaled", num_agents=2))
 
 
 def test_environments_with_fixed_statistics_are_not_refused():
