@@ -172,9 +172,9 @@ def _write(
 
 
 def _difference(exported: ExportedPolicy, program: Program, acting: ActingPolicy) -> float:
-    """Largest difference of an action, relative to actions above 1; NaN if one is not finite.
+    """Largest difference of an action, relative to the largest actions above 1 in its dimension.
 
-    Of actions that are integers, one may differ: two can be equally good.
+    NaN if one is not finite. Of actions that are integers, one may differ: two can be equally good.
     """
     rng = np.random.default_rng(0)
     memory = {
@@ -198,11 +198,11 @@ def _difference(exported: ExportedPolicy, program: Program, acting: ActingPolicy
                 wanted = wanted[key]
             assert wanted.shape == found[name].shape
             if wanted.dtype.kind == "f":
-                sizes = np.maximum(1.0, np.abs(wanted))
+                sizes = np.abs(wanted).max(axis=0, initial=1.0)
                 differences.append(float(np.max(np.abs(wanted - found[name]) / sizes)))
             else:
                 num_choices += int((wanted != found[name]).sum())
-    return max(*differences, float(num_choices) if num_choices > 1 else 0.0)
+    return float(np.max([*differences, num_choices if num_choices > 1 else 0.0]))
 
 
 def _observations(acting: ActingPolicy, rng: np.random.Generator) -> dict[str, Any]:

@@ -47,6 +47,7 @@ CAMERA = spaces.Dict(
 CASES = {
     "categories": (PPOConfig, BOX, spaces.Discrete(4, start=-1), {}),
     "bounded": (PPOConfig, BOX, spaces.Box(np.float32([-2, 0]), np.float32([2, 9])), {}),
+    "wide": (PPOConfig, BOX, spaces.Box(np.float32([-1e4, 0]), np.float32([1e4, np.inf])), {}),
     "unbounded": (PPOConfig, BOX, spaces.Box(-np.inf, np.inf, (2,)), {}),
     "beta": (PPOConfig, BOX, spaces.Box(-4.0, 1.0, (2,)), {"distribution": "beta"}),
     "nested": (PPOConfig, MANY, MANY, {}),
@@ -100,7 +101,7 @@ def checkpoint(config, path, learn=True):
 
 def restrained(case, form):
     """The quickest cases are fast; all are the other tier's."""
-    quick = form == "torchscript" and case in ("nested", "camera", "lstm", "squashed")
+    quick = form == "torchscript" and case in ("nested", "camera", "lstm", "squashed", "wide")
     return pytest.param(case, form, marks=() if quick else pytest.mark.learning)
 
 
