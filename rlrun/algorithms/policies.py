@@ -280,7 +280,9 @@ class Policies(Mapping[str, PolicySettings]):
                 "gradients of policy %s have a norm of %.2g, mostly from the value function, and "
                 "training.grad_clip makes it %g: the policy may hardly learn. Rewards are large; "
                 "connectors.normalize_rewards divides them",
-                *(policy_id, norm, bound),
+                policy_id,
+                norm,
+                bound,
             )
 
     def leave_out_unread(self, learners: Mapping[str, Any], columns_read: frozenset[str]) -> None:
