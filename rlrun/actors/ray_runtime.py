@@ -330,8 +330,8 @@ def _start_local(timeout_s: float) -> None:
             f"Ray cannot be started with a limit of {files} open files: raise it, for instance "
             "with `ulimit -n 1024`"
         )
-    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s)}
-    variables |= {"RAY_AUTH_TOKEN": _token(), "RAY_TMPDIR": _rays_folder()}
+    variables = {**_worker_variables(), **_RAY_VARIABLES, **_time_limits(timeout_s), **_token()}
+    variables["RAY_TMPDIR"] = _rays_folder()
     with environment_variables(variables), single_machine(timeout_s):
         try:
             ray.init(
@@ -417,10 +417,15 @@ def _worker_variables() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), **_WORKER_VARIABLES}
 
 
-@cache
-def _token() -> str:
-    """The token of this process's Rays; else Ray would write one into the home directory."""
-    return secrets.token_hex(32)
+@cache  # Ray keeps the first token that a process has
+def _token() -> dict[str, str]:
+    """A token for Ray if there is none, which Ray would write into the home directory.
+
+    The user's must not be replaced: this process may connect to a cluster with it later.
+    """
+    named = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    is_there = bool(named) or os.access(os.path.expanduser("~/.ray/auth_token"), os.R_OK)
+    return {} if is_there else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _rays_folder() -> str:

@@ -194,7 +194,6 @@ def test_ray_s_folder_is_for_temporary_files_unless_its_path_is_too_long_for_soc
     def fail(**settings: Any) -> None:
         folder = os.environ["RAY_TMPDIR"]
         assert folder == ("/tmp" if longest == 40 else tempfile.gettempdir())
-        assert re.fullmatch("[0-9a-f]{64}", os.environ["RAY_AUTH_TOKEN"])
         raise RuntimeError("as asked for")
 
     for name, function in (("is_initialized", bool), ("shutdown", lambda: None), ("init", fail)):
@@ -242,6 +241,21 @@ print(ray.get(ray.remote(lambda: "answered").remote()))
     command = [sys.executable, "-c", run]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.stdout, done.stderr) == (b"answered\n", b"")
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file", "a variable"])
+def test_ray_gets_a_token_only_where_there_is_none(monkeypatch, tmp_path, there):
+    """Or a cluster of the user, with the user's token, would not answer this process any more."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if there == "a file":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("mine")
+    if there == "a variable":
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    else:
+        monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    token = ray_runtime._token.__wrapped__
+    assert len(token()) == (there == "nothing")
 
 
 @pytest.mark.parametrize("mode", [None, "token"])
