@@ -271,10 +271,13 @@ class Policies(Mapping[str, PolicySettings]):
         Args:
             statistics: of the policy's learner.
         """
+        if policy_id in self._warned or "vf_loss" not in statistics:
+            return
         training, norm = self[policy_id].training, statistics.get("grad_norm")
-        bound = training.grad_clip if training.grad_clip_by == "global_norm" else None
-        known = policy_id in self._warned or "vf_loss" not in statistics
-        if not (known or bound is None or norm is None) and norm > _DROWNING * bound:
+        bound = training.grad_clip
+        if bound is None or norm is None or training.grad_clip_by != "global_norm":
+            return
+        if norm > _DROWNING * bound:
             self._warned.add(policy_id)
             _log.warning(
                 "gradients of policy %s have a norm of %.2g, mostly from the value function, and "

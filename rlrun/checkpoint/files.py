@@ -99,7 +99,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    """Sync to disk where the file system can: those of networks often cannot for directories."""
+    """Sync to disk. Some network file systems cannot sync directories, which is no error."""
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -151,11 +151,3 @@ def test_results_of_other_learners_than_the_policies_come_behind_theirs(build, m
     learners = algorithm.train()["learners"]
     assert [*learners] == ["default_policy", "model"]
     assert learners["model"] == {"loss": 0.5}
-
-
-@pytest.mark.parametrize("returned", [None, 1.0, {"default_policy": 1.0}])
-def test_a_training_step_that_returns_no_results_is_an_error(build, monkeypatch, returned):
-    algorithm = build()
-    monkeypatch.setattr(algorithm, "training_step", lambda: returned)
-    with pytest.raises(TypeError, match="policy id -> its learner's results, not"):
-        algorithm.train()

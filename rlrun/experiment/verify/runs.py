@@ -34,8 +34,8 @@ from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.verify.cases import Case
 
 EVALUATION_EPISODES = 100
-OTHER_SEED = 1_000_000
-"""Of episodes that judge a checkpoint which was chosen by the run's evaluations."""
+JUDGING_SEED = 1_000_000
+"""Seed of the episodes that judge a checkpoint which the run's own evaluations have chosen."""
 RLRUN = (sys.executable, "-m", "rlrun")
 _POLL_S = 0.05
 
@@ -77,7 +77,7 @@ class SeedRun:
         if self.folder.is_finished():
             words = ["rollout", path, "--episodes", str(EVALUATION_EPISODES), "--json"]
             chosen_by_evaluation = self.experiment.checkpoint.metric.startswith("evaluation/")
-            return [*words, "--seed", str(OTHER_SEED)] if chosen_by_evaluation else words
+            return [*words, "--seed", str(JUDGING_SEED)] if chosen_by_evaluation else words
         if self.folder.config.exists():
             return ["train", "--resume", path, "--quiet"]
         config, overrides = str(configs_folder() / self.case.config), self.case.all_overrides()
