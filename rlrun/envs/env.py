@@ -108,11 +108,8 @@ def make_env(
     )
     if not isinstance(env, gymnasium.Env):
         kind = f"{type(env).__module__}.{type(env).__qualname__}"
-        raise EnvError(
-            spec.use,
-            "constructor",
-            f"expected one gymnasium.Env, but {spec.use!r} returned a {kind}",
-        )
+        reason = f"expected one gymnasium.Env, but {spec.use!r} returned a {kind}"
+        raise EnvError(spec.use, "constructor", reason)
     return env
 
 
@@ -158,11 +155,7 @@ def make_env_or_vector(
         raise
     except RAISED as error:
         raise EnvError.from_exception(
-            error,
-            spec.use,
-            "constructor",
-            runner_index=place.worker_index,
-            env_index=place.vector_index,
+            error, spec.use, "constructor", env_index=place.vector_index
         ) from None
     refuse_own_statistics(env)
     return env
@@ -297,18 +290,14 @@ class CheckedEnv(NamedTuple):
     """Whether its infos have an ``action_mask``."""
 
 
-def check_env(env: gymnasium.Env[Any, Any], env_id: str, *, runner_index: int = 0) -> CheckedEnv:
+def check_env(env: gymnasium.Env[Any, Any], env_id: str) -> CheckedEnv:
     """Reset and step ``env`` once, and check what it returns against its spaces.
 
     Raises:
         EnvError: the environment raised, or returned something wrong.
     """
     before = drawn_from(env)
-    try:
-        info = _check_env(env, env_id)
-    except EnvError as error:
-        error.runner_index = runner_index
-        raise
+    info = _check_env(env, env_id)
     return CheckedEnv(drawn_from(env) != before, has_info_mask(env, info))
 
 
@@ -388,25 +377,12 @@ def _guarded(env_id: str, phase: EnvPhase, call: Callable[[], Any]) -> Any:
 
 
 def check_observation(
-    space: spaces.Space[Any],
-    observation: Any,
-    env_id: str,
-    *,
-    step: int,
-    runner_index: int = 0,
-    env_index: int = 0,
+    space: spaces.Space[Any], observation: Any, env_id: str, *, step: int, env_index: int = 0
 ) -> None:
     """Raise an `EnvError` unless ``observation`` is in ``space`` and finite."""
     problem = observation_problem(space, observation)
     if problem is not None:
-        raise EnvError(
-            env_id,
-            "observation",
-            problem,
-            runner_index=runner_index,
-            env_index=env_index,
-            env_step=step,
-        )
+        raise EnvError(env_id, "observation", problem, env_index=env_index, env_step=step)
 
 
 def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:

@@ -178,7 +178,6 @@ class ProxyMaker:
     kind: Callable[[Callable[[], Any], float | None], EnvProxy]
     make: Callable[[int], Any]
     env_id: str
-    runner_index: int
     env_timeout_s: float | None
 
     def __call__(self, env_index: int) -> EnvProxy:
@@ -202,8 +201,9 @@ class ProxyMaker:
         try:
             proxy.wait_until_built()
         except EnvFailure as error:
-            place: dict[str, Any] = {"runner_index": self.runner_index, "env_index": env_index}
-            raise EnvError.from_exception(error, self.env_id, "constructor", **place) from None
+            raise EnvError.from_exception(
+                error, self.env_id, "constructor", env_index=env_index
+            ) from None
         return proxy
 
 

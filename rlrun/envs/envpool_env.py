@@ -101,7 +101,7 @@ def pool_maker(
 
     for finding in check_envpool(spec):
         reason = f"{'.'.join(map(str, finding.path))}: {finding.message}"
-        raise EnvError(spec.use, "constructor", reason, runner_index=context.worker_index)
+        raise EnvError(spec.use, "constructor", reason)
     import envpool
 
     kwargs = dict(context)
@@ -144,13 +144,11 @@ class PooledVectorEnv(EpisodeVectorEnv):
     failed_envs: Sequence[int] = ()
     valid: BoolArray | None = None
 
-    def __init__(
-        self, make: PoolMaker, num_envs: int, *, runner_index: int = 0, check: bool = True
-    ) -> None:
+    def __init__(self, make: PoolMaker, num_envs: int, *, check: bool = True) -> None:
         self.num_envs = num_envs
         self.single_observation_space = make.observation_space
         self.single_action_space = make.action_space
-        self._make, self._runner_index, self._check = make, runner_index, check
+        self._make, self._check = make, check
         self._pool: Any = None
         self._latest: Batched = None  # observations
         self._has_bad_values = bad_value_test(make.observation_space)
@@ -213,24 +211,13 @@ class PooledVectorEnv(EpisodeVectorEnv):
         self._pool = None
 
     def _check_rows(self, observations: Batched) -> None:
-        check_rows(
-            self.single_observation_space,
-            observations,
-            self.num_envs,
-            self._make.env_id,
-            runner_index=self._runner_index,
-            step=self._vector_steps - 1,
-        )
+        space, step = self.single_observation_space, self._vector_steps - 1
+        check_rows(space, observations, self.num_envs, self._make.env_id, step=step)
 
     def _error(self, error: Exception, phase: EnvPhase) -> EnvError:
-        return EnvError.from_exception(
-            error,
-            self._make.env_id,
-            phase,
-            runner_index=self._runner_index,
-            env_index=_WHOLE_POOL,
-            env_step=self._vector_steps if phase == "step" else -1,
-        )
+        step = self._vector_steps if phase == "step" else -1
+        place = {"env_index": _WHOLE_POOL, "env_step": step}
+        return EnvError.from_exception(error, self._make.env_id, phase, **place)
 
 
 class PoolSubEnv(gymnasium.Env[Any, Any]):

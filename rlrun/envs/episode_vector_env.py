@@ -179,19 +179,11 @@ def replay_actions(
 
 
 def check_rows(
-    space: spaces.Space[Any],
-    batch: Batched,
-    num_envs: int,
-    env_id: str,
-    *,
-    runner_index: int = 0,
-    step: int = -1,
+    space: spaces.Space[Any], batch: Batched, num_envs: int, env_id: str, *, step: int = -1
 ) -> None:
     """Raise an `EnvError` for the first row of a batched observation that is not in ``space``."""
     for env_index, row in enumerate(iterate(batch_space(space, num_envs), batch)):
-        check_observation(
-            space, row, env_id, step=step, runner_index=runner_index, env_index=env_index
-        )
+        check_observation(space, row, env_id, step=step, env_index=env_index)
 
 
 def bad_value_test(space: spaces.Space[Any]) -> Callable[[Batched], bool]:

@@ -6,7 +6,9 @@ traceback, without frames of Ray or rlrun.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
 
 from rlrun.config.problems import user_traceback
 
@@ -68,7 +70,7 @@ class EnvError(Exception):
 
     Attributes:
         env_id: name of the environment in the experiment.
-        runner_index: 0 for the runner in the driver, 1..n for Ray actors.
+        runner_index: 0 for the runner in the driver, 1..n for Ray actors; see `names_runner`.
         env_index: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
         phase: call of the environment during which it happened.
@@ -91,43 +93,21 @@ class EnvError(Exception):
         env_step: int = -1,
         note: str = "",
     ) -> None:
-        super().__init__(env_id, phase, reason)
-        self.env_id = env_id
-        self.phase = phase
-        self.reason = reason
-        self.user_traceback = user_traceback
-        self.runner_index = runner_index
-        self.env_index = env_index
-        self.env_step = env_step
-        self.note = note
+        super().__init__(env_id, phase, reason)  # these three are what pickle passes on
+        self.env_id, self.phase, self.reason = env_id, phase, reason
+        self.user_traceback, self.note = user_traceback, note
+        self.runner_index, self.env_index, self.env_step = runner_index, env_index, env_step
 
     @classmethod
     def from_exception(
-        cls,
-        error: BaseException,
-        env_id: str,
-        phase: EnvPhase,
-        *,
-        runner_index: int = 0,
-        env_index: int = 0,
-        env_step: int = -1,
-        note: str = "",
+        cls, error: BaseException, env_id: str, phase: EnvPhase, **place: Any
     ) -> EnvError:
         """Wrap an exception of the environment, keeping only the user's own frames."""
         failure = EnvFailure.from_exception(error)
         if phase in RETURNED and is_of_reading(error):  # a traceback of rlrun would not help
             reason = f"{failure.reason}: {phase}() must return {RETURNED[phase]}"
             failure = EnvFailure(reason)
-        return cls(
-            env_id,
-            phase,
-            failure.reason,
-            user_traceback=failure.user_traceback,
-            runner_index=runner_index,
-            env_index=env_index,
-            env_step=env_step,
-            note=note,
-        )
+        return cls(env_id, phase, failure.reason, user_traceback=failure.user_traceback, **place)
 
     def __str__(self) -> str:
         # The last line of a traceback is the reason already.
@@ -146,12 +126,19 @@ class EnvError(Exception):
             where += f", step {self.env_step}"
         return f"{self.phase} failed: {where}{self.note and '; ' + self.note}"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (dict(vars(self)),))
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _rebuild(fields: dict[str, object]) -> EnvError:
-    error = EnvError.__new__(EnvError)
-    Exception.__init__(error, fields["env_id"], fields["phase"], fields["reason"])
-    vars(error).update(fields)
-    return error
+def names_runner(function: _Function) -> _Function:
+    """Give errors of environments in a function the index of the runner, its first argument."""
+
+    @wraps(function)
+    def call(runner: Any, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return function(runner, *arguments, **settings)
+        except EnvError as error:
+            error.runner_index = runner.runner_index
+            raise
+
+    return cast(_Function, call)

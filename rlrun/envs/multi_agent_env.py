@@ -179,7 +179,6 @@ def make_multi_agent_env(
         ConfigError: a wrapper keeps statistics of its own.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
-    where: dict[str, Any] = {"runner_index": place.worker_index, "env_index": place.vector_index}
     optional = {} if render_mode is None else {"render_mode": render_mode}
     try:
         if pettingzoo_envs.is_id(spec.use):
@@ -194,13 +193,15 @@ def make_multi_agent_env(
     except EnvError:
         raise
     except RAISED as error:
-        raise EnvError.from_exception(error, spec.use, "constructor", **where) from None
+        raise EnvError.from_exception(
+            error, spec.use, "constructor", env_index=place.vector_index
+        ) from None
     for copied in env.copies.values() if isinstance(env, Copies) else ():
         refuse_own_statistics(copied)
     env = pettingzoo_envs.adapted(env)
     problem = _missing(env)
     if problem is not None:
-        raise EnvError(spec.use, "constructor", problem, **where)
+        raise EnvError(spec.use, "constructor", problem, env_index=place.vector_index)
     return env
 
 
@@ -217,7 +218,7 @@ def _missing(env: Any) -> str | None:
     return None if env.possible_agents else f"possible_agents of {kind} is empty"
 
 
-def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bool:
+def check_multi_agent_env(env: Any, env_id: str) -> bool:
     """Reset and step ``env`` once, and check what it returns against its spaces.
 
     Returns:
@@ -228,17 +229,14 @@ def check_multi_agent_env(env: Any, env_id: str, *, runner_index: int = 0) -> bo
     """
 
     def answered(phase: EnvPhase, call: Callable[[], Any], length: int) -> Any:
-        place: dict[str, Any] = {
-            "runner_index": runner_index,
-            "env_step": -1 if phase == "reset" else 0,
-        }
+        step = -1 if phase == "reset" else 0
         try:
             answer = call()
         except RAISED as error:
-            raise EnvError.from_exception(error, env_id, phase, **place) from None
+            raise EnvError.from_exception(error, env_id, phase, env_step=step) from None
         problem = _answer_problem(env, answer, length)
         if problem is not None:
-            raise EnvError(env_id, phase, f"{phase}() {problem}", **place)
+            raise EnvError(env_id, phase, f"{phase}() {problem}", env_step=step)
         return answer
 
     before = drawn_from(env)

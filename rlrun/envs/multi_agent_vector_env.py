@@ -116,7 +116,6 @@ class MultiAgentVectorEnv:
         *,
         horizon: Horizon | None = None,
         rebuilder: Rebuilder,
-        runner_index: int = 0,
         recorder: Recorder | None = None,
     ) -> None:
         self.envs, self.mapping, self.source = envs, mapping, source
@@ -131,7 +130,7 @@ class MultiAgentVectorEnv:
         self._horizon, self._recorder = horizon, recorder
         self.recorded = recorder is not None
         self._rebuilder = rebuilder
-        self._env_id, self._runner_index = env_id, runner_index
+        self._env_id = env_id
 
     # -- episodes ------------------------------------------------------------------------------
 
@@ -563,17 +562,12 @@ class MultiAgentVectorEnv:
     ) -> EnvError:
         if step is None:
             step = -1 if phase == "reset" else sub.step
-        where: dict[str, Any] = {
-            "runner_index": self._runner_index,
-            "env_index": sub.index,
-            "env_step": step,
-        }
-        return EnvError(self._env_id, phase, reason, **where)
+        return EnvError(self._env_id, phase, reason, env_index=sub.index, env_step=step)
 
     def raised(
         self, error: BaseException, sub: SubEnv, phase: EnvPhase, note: str = ""
     ) -> EnvError:
         """The error to raise for an exception of the environment."""
         step = -1 if phase == "reset" else sub.step
-        where = {"runner_index": self._runner_index, "env_index": sub.index, "env_step": step}
-        return EnvError.from_exception(error, self._env_id, phase, **where, note=note)
+        place = {"env_index": sub.index, "env_step": step}
+        return EnvError.from_exception(error, self._env_id, phase, **place, note=note)

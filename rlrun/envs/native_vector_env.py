@@ -67,17 +67,15 @@ def from_entry_point(
                 spec.use, num_envs, vectorization_mode="vector_entry_point", **kwargs
             )
     except RAISED as error:
-        raise EnvError.from_exception(
-            error, spec.use, "constructor", runner_index=context.worker_index
-        ) from None
-    return adapt(env, spec.use, num_envs, runner_index=context.worker_index)
+        raise EnvError.from_exception(error, spec.use, "constructor") from None
+    return adapt(env, spec.use, num_envs)
 
 
-def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> NativeVectorEnv:
+def adapt(env: Any, env_id: str, num_envs: int) -> NativeVectorEnv:
     """Adapt any gymnasium vector environment of ``num_envs`` sub-environments."""
 
     def refuse(reason: str) -> EnvError:
-        return EnvError(env_id, "constructor", reason, runner_index=runner_index)
+        return EnvError(env_id, "constructor", reason)
 
     if hasattr(env, "possible_agents"):
         message = f"{env_id} has several agents: name their policies, as in {{policies: [shared]}}"
@@ -99,15 +97,13 @@ def adapt(env: Any, env_id: str, num_envs: int, *, runner_index: int = 0) -> Nat
             f"{[f'AutoresetMode.{known.name}' for known in AutoresetMode]}, since rollouts that "
             "assume the wrong mode are wrong at every episode end"
         ) from None
-    return NativeVectorEnv(env, env_id, mode, runner_index=runner_index)
+    return NativeVectorEnv(env, env_id, mode)
 
 
 class NativeVectorEnv(EpisodeVectorEnv):
     """A gymnasium vector environment behind our interface; see the module's docstring."""
 
-    def __init__(
-        self, env: VectorEnv[Any, Any, Any], env_id: str, mode: AutoresetMode, *, runner_index: int
-    ) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str, mode: AutoresetMode) -> None:
         self.env = env
         self.num_envs = env.num_envs
         self.single_observation_space = env.single_observation_space
@@ -115,7 +111,6 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self.valid: BoolArray | None = None
         self.failed_envs: Sequence[int] = ()
         self._env_id = env_id
-        self._runner_index = runner_index
         self._mode = mode
         known = _honours_reset_mask(env)
         self._masks = mode is AutoresetMode.DISABLED or known
@@ -233,14 +228,11 @@ class NativeVectorEnv(EpisodeVectorEnv):
         for env_index, pair in enumerate(zip(*rows, strict=True)):
             flat: Any = [spaces.flatten(self.single_observation_space, row) for row in pair]
             if not mask[env_index] and not np.array_equal(*flat):
-                raise EnvError(
-                    self._env_id,
-                    "reset",
+                reason = (
                     "its observation has changed in a reset(options={'reset_mask': ...}) that does "
-                    "not name it; with AutoresetMode.DISABLED, a reset must heed the mask",
-                    runner_index=self._runner_index,
-                    env_index=env_index,
+                    "not name it; with AutoresetMode.DISABLED, a reset must heed the mask"
                 )
+                raise EnvError(self._env_id, "reset", reason, env_index=env_index)
 
     def _accepts_seed_lists(self) -> bool:
         """Whether each sub-environment can be given its own seed; elsewhere one seed serves all."""
@@ -254,13 +246,8 @@ class NativeVectorEnv(EpisodeVectorEnv):
     def _with_final(self, observations: Batched, infos: dict[str, Any], done: BoolArray) -> Batched:
         """``observations`` with the true last ones in the rows of finished environments."""
         if "final_obs" not in infos:
-            raise EnvError(
-                self._env_id,
-                "step",
-                "it resets in the same step, but infos hold no final_obs at an episode's end",
-                runner_index=self._runner_index,
-                env_index=int(np.flatnonzero(done)[0]),
-            )
+            reason = "it resets in the same step, but infos hold no final_obs at an episode's end"
+            raise EnvError(self._env_id, "step", reason, env_index=int(np.flatnonzero(done)[0]))
         space, final = self.single_observation_space, infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):
             final = list(iterate(self.env.observation_space, final))
@@ -273,25 +260,15 @@ class NativeVectorEnv(EpisodeVectorEnv):
 
     def _check_rows(self, observations: Batched) -> None:
         """Raise an EnvError if a row is not in the observation space."""
-        check_rows(
-            self.single_observation_space,
-            observations,
-            self.num_envs,
-            self._env_id,
-            runner_index=self._runner_index,
-            step=self._vector_steps - 1,
-        )
+        space, step = self.single_observation_space, self._vector_steps - 1
+        check_rows(space, observations, self.num_envs, self._env_id, step=step)
 
     def _error(self, error: BaseException, phase: EnvPhase) -> EnvError:
         if isinstance(error, EnvError):
             return error
         step = self._vector_steps if phase == "step" else -1
-        where: dict[str, Any] = {
-            "runner_index": self._runner_index,
-            "env_index": _WHOLE_VECTOR,
-            "env_step": step,
-        }
-        return EnvError.from_exception(error, self._env_id, phase, **where)
+        place = {"env_index": _WHOLE_VECTOR, "env_step": step}
+        return EnvError.from_exception(error, self._env_id, phase, **place)
 
 
 def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:

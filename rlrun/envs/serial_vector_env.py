@@ -50,7 +50,6 @@ class SerialVectorEnv:
         envs: Sequence[Any],
         env_id: str,
         *,
-        runner_index: int = 0,
         check: bool = True,
         make: Callable[[int], Any] | None = None,
         rebuilder: Rebuilder | None = None,
@@ -63,7 +62,6 @@ class SerialVectorEnv:
         self.single_observation_space = self.envs[0].observation_space
         self.single_action_space = self.envs[0].action_space
         self._env_id, self.offers_state = env_id, offers_state
-        self._runner_index = runner_index
         self._check = check
         self._require_equal_spaces()
         self._step_functions = [env.step for env in self.envs]
@@ -100,8 +98,8 @@ class SerialVectorEnv:
         """Start an episode in each sub-environment; the observations [B, ...]."""
         observations = self.reset_envs(np.ones(self.num_envs, np.bool_), seeds)
         if self._check:
-            space, runner = self.single_observation_space, self._runner_index
-            check_rows(space, observations, self.num_envs, self._env_id, runner_index=runner)
+            space = self.single_observation_space
+            check_rows(space, observations, self.num_envs, self._env_id)
         return observations
 
     def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched:
@@ -264,14 +262,9 @@ class SerialVectorEnv:
         for env_index, env in enumerate(self.envs):
             for name in ("observation_space", "action_space"):
                 if getattr(env, name) != getattr(self.envs[0], name):
-                    raise EnvError(
-                        self._env_id,
-                        "constructor",
-                        f"sub-environments differ in their {name}: {getattr(self.envs[0], name)} "
-                        f"and {getattr(env, name)}",
-                        runner_index=self._runner_index,
-                        env_index=env_index,
-                    )
+                    found = f"{getattr(self.envs[0], name)} and {getattr(env, name)}"
+                    reason = f"sub-environments differ in their {name}: {found}"
+                    raise EnvError(self._env_id, "constructor", reason, env_index=env_index)
 
     def _require_form(self, observation: Any, env_index: int, *, at_reset: bool = False) -> None:
         """Raise an `EnvError` if a Box's observation has another form: see `form_problem`.
@@ -291,12 +284,7 @@ class SerialVectorEnv:
 
     def _observation_error(self, problem: str, env_index: int, env_step: int) -> EnvError:
         return EnvError(
-            self._env_id,
-            "observation",
-            problem,
-            runner_index=self._runner_index,
-            env_index=env_index,
-            env_step=env_step,
+            self._env_id, "observation", problem, env_index=env_index, env_step=env_step
         )
 
     def _raise_bad_value(self) -> None:
@@ -309,16 +297,9 @@ class SerialVectorEnv:
     def _error(
         self, error: BaseException, env_index: int, phase: EnvPhase, note: str = ""
     ) -> EnvError:
-        episode_step = self._vector_steps - self._episode_starts[env_index]
-        return EnvError.from_exception(
-            error,
-            self._env_id,
-            phase,
-            runner_index=self._runner_index,
-            env_index=env_index,
-            env_step=episode_step if phase == "step" else -1,
-            note=note,
-        )
+        step = self._vector_steps - self._episode_starts[env_index] if phase == "step" else -1
+        place = {"env_index": env_index, "env_step": step}
+        return EnvError.from_exception(error, self._env_id, phase, **place, note=note)
 
 
 class ParallelVectorEnv(SerialVectorEnv):

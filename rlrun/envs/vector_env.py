@@ -79,7 +79,7 @@ def make_vector_env(
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
     place = EnvContext(spec.kwargs) if context is None else copy.copy(context)
-    mode, runner = settings.gym_env_vectorize_mode, place.worker_index
+    mode = settings.gym_env_vectorize_mode
     if mode == "vector_entry_point":
         return native.from_entry_point(spec, num_envs, place, render_mode)
     if mode == "envpool":
@@ -87,12 +87,12 @@ def make_vector_env(
     make_wrapped = _maker(spec, num_envs, settings, place, render_mode)
     first = make_wrapped(0)
     if not isinstance(first, gymnasium.Env):
-        _refuse_of_vector(spec.use, runner, rebuilder, created)
-        return native.adapt(first, spec.use, num_envs, runner_index=runner)
+        _refuse_of_vector(spec.use, rebuilder, created)
+        return native.adapt(first, spec.use, num_envs)
     check = not settings.disable_env_checking
     draws_elsewhere = masked = False
     if check:
-        draws_elsewhere, masked = check_env(first, spec.use, runner_index=runner)
+        draws_elsewhere, masked = check_env(first, spec.use)
 
     def finished(env: Any) -> Any:
         env = InfoActionMask(env) if masked else env
@@ -101,12 +101,12 @@ def make_vector_env(
     def make_again(env_index: int) -> Any:
         return _shown(finished(make_wrapped(env_index)), env_index, created)
 
-    arguments: dict[str, Any] = {"runner_index": runner, "check": check, "rebuilder": rebuilder}
+    arguments: dict[str, Any] = {"check": check, "rebuilder": rebuilder}
     arguments["offers_state"] = _relies_on_state(finished(first), spec.use, settings, place)
     kind = _elsewhere(settings)
     if kind is not None:
         first.close()
-        maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
+        maker = ProxyMaker(kind, make_again, spec.use, env_timeout_s)
         return ParallelVectorEnv(maker.all(num_envs), spec.use, make=maker, **arguments)
     envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
     return SerialVectorEnv(envs, spec.use, make=make_again, **arguments)
@@ -154,9 +154,7 @@ def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: E
     return problem is None
 
 
-def _refuse_of_vector(
-    env_id: str, runner_index: int, rebuilder: Rebuilder | None, created: _Created | None
-) -> None:
+def _refuse_of_vector(env_id: str, rebuilder: Rebuilder | None, created: _Created | None) -> None:
     """Raise if the settings need single environments, which a vector environment does not have."""
     if rebuilder is not None and rebuilder.when is True:
         message = "sub-environments of a vector cannot be rebuilt one by one; set it to auto"
@@ -164,7 +162,7 @@ def _refuse_of_vector(
     if created is not None:
         reason = "it is a vector environment, without objects for on_sub_environment_created; "
         reason += "on_environment_created receives the vector"
-        raise EnvError(env_id, "constructor", reason, runner_index=runner_index)
+        raise EnvError(env_id, "constructor", reason)
 
 
 def _shown(env: Any, env_index: int, created: _Created | None) -> Any:
@@ -218,7 +216,7 @@ def make_sub_envs(
     Raises:
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
-    runner, draws_elsewhere, masked = place.worker_index, False, False
+    draws_elsewhere = masked = False
     wrappers = find_wrappers(settings.env_wrappers)
 
     def make_single(own_place: EnvContext) -> Any:
@@ -245,17 +243,17 @@ def make_sub_envs(
     if not settings.disable_env_checking:
         if isinstance(first, Copies) and not several:
             (env,) = first.copies.values()
-            masked = check_env(env, spec.use, runner_index=runner).has_info_mask
+            masked = check_env(env, spec.use).has_info_mask
             first.close()
             first = make(0)
-        draws_elsewhere = check_multi_agent_env(first, spec.use, runner_index=runner)
+        draws_elsewhere = check_multi_agent_env(first, spec.use)
     offered = {"offers_state": _relies_on_state(finished(first), spec.use, settings, place)}
     kind = _elsewhere(settings)
     if kind is None:
         envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
         return SubEnvs(envs, make_again, **offered)
     first.close()
-    maker = ProxyMaker(kind, make_again, spec.use, runner, env_timeout_s)
+    maker = ProxyMaker(kind, make_again, spec.use, env_timeout_s)
     wait = None
     if settings.remote_env_batch_wait_ms is not None:
         wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)
@@ -283,6 +281,6 @@ def _from_envpool(
 
     make, check = pool_maker(spec, settings, place, render_mode), not settings.disable_env_checking
     if place.training:
-        return PooledVectorEnv(make, num_envs, runner_index=place.worker_index, check=check)
+        return PooledVectorEnv(make, num_envs, check=check)
     sub_envs = [PoolSubEnv(make) for _ in range(num_envs)]
-    return SerialVectorEnv(sub_envs, spec.use, runner_index=place.worker_index, check=check)
+    return SerialVectorEnv(sub_envs, spec.use, check=check)

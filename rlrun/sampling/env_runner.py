@@ -30,6 +30,7 @@ from rlrun.data.seeding import (
 )
 from rlrun.envs.env import EnvContext
 from rlrun.envs.env_process import EnvProxy
+from rlrun.envs.errors import names_runner
 from rlrun.envs.multi_agent_env import SubEnvs
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
@@ -86,6 +87,7 @@ class EnvRunner(OldNames):
 
     old_names = MappingProxyType({"policy_map": "use `policies`"})
 
+    @names_runner
     def __init__(
         self,
         spec: RunnerSpec,
@@ -186,6 +188,7 @@ class EnvRunner(OldNames):
 
     # -- policies ------------------------------------------------------------------------------
 
+    @names_runner
     def set_policies(self, policies: Mapping[str, PolicySettings | None]) -> None:
         """Have exactly these policies; those that stay keep what they have learned.
 
@@ -318,6 +321,7 @@ class EnvRunner(OldNames):
         with seeded_generators(generators_seed(*place)):
             return self.sample_fragment(request).batch
 
+    @names_runner
     def sample_fragment(self, request: SampleRequest, weights: Any = None) -> SampleReply:
         """Collect exactly ``request.length * B`` env steps.
 
@@ -458,6 +462,7 @@ class EnvRunner(OldNames):
 
     # -- state ---------------------------------------------------------------------------------
 
+    @names_runner
     def get_state(self) -> dict[str, Any]:
         """Where the environments stand; enough to go on in another process.
 
@@ -481,6 +486,7 @@ class EnvRunner(OldNames):
         collector = settings.sample_collector or DEFAULT_COLLECTOR
         return {"batch_mode": settings.batch_mode, "sample_collector": collector}
 
+    @names_runner
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on where the runner of a state stood; see `LockStepEnvs` and `AgentEnvs`.
 

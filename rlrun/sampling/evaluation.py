@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.data.seeding import Role, generators_seed, seeded_generators
+from rlrun.envs.errors import names_runner
 from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.env_runner import EnvRunner
@@ -51,6 +52,7 @@ def load_policies(runner: EnvRunner, request: SampleRequest, weights: Any) -> No
     tell_exploration(runner.policies, request.exploration)
 
 
+@names_runner
 def run_episodes(
     runner: EnvRunner,
     numbers: Sequence[int],

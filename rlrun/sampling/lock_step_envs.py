@@ -247,8 +247,7 @@ class LockStepEnvs:
     # -- errors --------------------------------------------------------------------------------
 
     def _with_place(self, error: EnvError, t: int) -> EnvError:
-        """The error, with its env runner and the env step of its episode after t vector steps."""
-        error.runner_index = self._runner_index
+        """The error, with the env step of its episode after t vector steps."""
         if self._collects:
             error.env_step = int(self.episodes.steps(t)[error.env_index])
         return error
@@ -259,9 +258,8 @@ class LockStepEnvs:
         return self._with_place(error, self._t)
 
     def _reward_error(self, error: RewardError) -> EnvError:
-        raised = EnvError(self._env_id, "step", str(error), env_index=error.env_index)
-        raised.runner_index, raised.env_step = self._runner_index, error.env_step
-        return raised
+        index, step = error.env_index, error.env_step
+        return EnvError(self._env_id, "step", str(error), env_index=index, env_step=step)
 
     # -- state ---------------------------------------------------------------------------------
 

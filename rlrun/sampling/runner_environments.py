@@ -148,7 +148,6 @@ class RunnerEnvironments:
                 self._mapping,
                 env_id,
                 source,
-                runner_index=self._runner_index,
                 horizon=make_horizon(spec.settings, soft=collects),
                 rebuilder=self.rebuilder,
                 recorder=recorder,

@@ -243,7 +243,7 @@ def test_where_an_environment_cannot_be_started_those_before_it_are_closed() -> 
             closed.append(self)
 
     with pytest.raises(OSError, match="Too many open files"):
-        ProxyMaker(Limited, lambda _: Counter(), "Counter", 0, None).all(3)
+        ProxyMaker(Limited, lambda _: Counter(), "Counter", None).all(3)
     assert closed == started[::-1]
 
 

@@ -1,5 +1,7 @@
 """Environments that raise, or return what they must not, and what a runner makes of it."""
 
+import pickle
+
 import numpy as np
 import pytest
 from counting_envs import CountingEnv, collect, counting_spec
@@ -38,6 +40,14 @@ def test_what_goes_wrong_in_a_step_is_named_with_its_place(raises):
     if raises:
         assert str(error).startswith("Traceback")
         assert "rlrun/sampling" not in str(error)
+
+
+def test_an_env_that_cannot_be_built_is_named_with_its_runner():
+    with pytest.raises(EnvError, match="no_such_argument") as caught:
+        EnvRunner(counting_spec(no_such_argument=1), runner_index=2)
+    assert (caught.value.phase, caught.value.runner_index) == ("constructor", 2)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert str(copied) == str(caught.value)
 
 
 class Generous(CountingEnv):
