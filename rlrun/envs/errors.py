@@ -6,9 +6,7 @@ traceback, without frames of Ray or rlrun.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from rlrun.config.problems import user_traceback
 
@@ -70,7 +68,7 @@ class EnvError(Exception):
 
     Attributes:
         env_id: name of the environment in the experiment.
-        runner_index: 0 for the runner in the driver, 1..n for Ray actors; see `names_runner`.
+        runner_index: 0 for the runner in the driver, 1..n for Ray actors; set by the runner.
         env_index: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
         phase: call of the environment during which it happened.
@@ -125,20 +123,3 @@ class EnvError(Exception):
         if self.env_step >= 0:
             where += f", step {self.env_step}"
         return f"{self.phase} failed: {where}{self.note and '; ' + self.note}"
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def names_runner(function: _Function) -> _Function:
-    """Give errors of environments in a function the index of the runner, its first argument."""
-
-    @wraps(function)
-    def call(runner: Any, *arguments: Any, **settings: Any) -> Any:
-        try:
-            return function(runner, *arguments, **settings)
-        except EnvError as error:
-            error.runner_index = runner.runner_index
-            raise
-
-    return cast(_Function, call)

@@ -172,12 +172,6 @@ class AgentEnvs:
         """Whether the recorder has ended the rollout."""
         return self.env.stopped
 
-    def start(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Begin the first episodes, unless some are running."""
-        if not self.started:
-            self.started = True
-            self._observe(self.env.start(), actors)
-
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step the sub-environments; returns the results by policy id."""
         steps = self.env.step(actions, self._only)
@@ -217,13 +211,16 @@ class AgentEnvs:
             actors[policy_id].observe(step)
 
     def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Begin to count the steps of a fragment."""
+        """Begin to count the steps of a fragment, and the first episodes if none are running."""
         for policy_id, actor in actors.items():
             wants_infos = actor.wants_infos or self.env.recorded
             self.env.policies[policy_id].wants_infos = wants_infos
         self.episodes.begin_fragment()
         self._earlier = [(sub.step, sub.transitions) for sub in self.env.subs]
         self._env_steps = self._agent_steps = 0
+        if not self.started:
+            self.started = True
+            self._observe(self.env.start(), actors)
 
     def collect(
         self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int

@@ -17,8 +17,8 @@ from rlrun.config.schema import EnvRunnersConfig
 from rlrun.envs.agent_slots import Due
 from rlrun.envs.env import observation_problem
 from rlrun.policies.policy_mapping import Spaces
-from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.lock_step_envs import LockStepEnvs
+from rlrun.sampling.sampling_loop import SlotEnvs
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class BoundsCheck:
     def __init__(
         self,
         settings: EnvRunnersConfig,
-        envs: LockStepEnvs | AgentEnvs,
+        envs: SlotEnvs,
         spaces: Callable[[], Mapping[str, Spaces]],
     ) -> None:
         self._interval = settings.observation_check_interval or 0

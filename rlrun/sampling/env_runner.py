@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import wraps
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
@@ -30,7 +31,7 @@ from rlrun.data.seeding import (
 )
 from rlrun.envs.env import EnvContext
 from rlrun.envs.env_process import EnvProxy
-from rlrun.envs.errors import names_runner
+from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import SubEnvs
 from rlrun.envs.recorded_step import Recorder
 from rlrun.envs.serial_vector_env import SerialVectorEnv
@@ -41,7 +42,6 @@ from rlrun.sampling.bounds_check import BoundsCheck
 from rlrun.sampling.episode_callbacks import METHODS, EpisodeCallbacks
 from rlrun.sampling.episode_replay import warn_of_length
 from rlrun.sampling.episodes import EndlessPlan, EpisodeRecord, Plan
-from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.policy_actor import PolicyActor
 from rlrun.sampling.postprocessing import Postprocessing, only_agent
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -54,7 +54,23 @@ from rlrun.sampling.runner_messages import (
     lone_request,
     tell_exploration,
 )
-from rlrun.sampling.sampling_loop import SamplingLoop
+from rlrun.sampling.sampling_loop import SamplingLoop, SlotEnvs
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def names_runner(function: _Function) -> _Function:
+    """Give errors of environments in a function the index of the runner, its first argument."""
+
+    @wraps(function)
+    def call(runner: Any, *arguments: Any, **settings: Any) -> Any:
+        try:
+            return function(runner, *arguments, **settings)
+        except EnvError as error:
+            error.runner_index = runner.runner_index
+            raise
+
+    return cast(_Function, call)
 
 
 class EnvRunner(OldNames):
@@ -154,7 +170,7 @@ class EnvRunner(OldNames):
 
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
-    ) -> LockStepEnvs | AgentEnvs:
+    ) -> SlotEnvs:
         """This runner's environments as slots of policies, with the episodes of a plan.
 
         Args:
@@ -411,7 +427,6 @@ class EnvRunner(OldNames):
                 rng, slots = fragment_noise(*place, *key), self.num_envs if together else None
                 actor.noise.begin_fragment(rng, request.length, slots)
         envs.begin_fragment(self.actors)
-        envs.start(self.actors)
 
     def _end_perturbation(self) -> None:
         """Let policies have their own weights again."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlrun.data.seeding import Role, generators_seed, seeded_generators
-from rlrun.envs.errors import names_runner
 from rlrun.envs.recorded_step import RecordedStep, Recorder
 from rlrun.sampling.agent_envs import AgentEnvs
-from rlrun.sampling.env_runner import EnvRunner
+from rlrun.sampling.env_runner import EnvRunner, names_runner
 from rlrun.sampling.episodes import CountedPlan, EpisodeRecord
 from rlrun.sampling.runner_messages import SampleRequest, tell_exploration
 from rlrun.sampling.sampling_loop import SamplingLoop
@@ -97,7 +96,6 @@ def _run(
     loop = SamplingLoop(envs, actors)
     _begin_fragment(loop)
     envs.begin_fragment(actors)
-    envs.start(actors)
     step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
     steps = 0
     while len(envs.episodes.records) < num_episodes and not envs.stopped:

@@ -83,9 +83,16 @@ class LockStepEnvs:
 
     # -- episodes and fragments ----------------------------------------------------------------
 
-    def start(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Begin the first episodes, or show those that began while a state was restored."""
+    def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool) -> None:
+        if actor.noise_of_episodes:
+            actor.begin_noise(slots, self.episodes.number[slots])
+        actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)
+
+    def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
+        """Begin to count the steps of a fragment, and the first episodes if none are running."""
         actor = actors[DEFAULT_POLICY_ID]
+        self._t, self._resets, self.episodes.records = 0, [], []
+        self._restored_obs = None
         if not self.started:
             self.started = True
             self.raw = self.envs.reset(self.episodes.seeds)
@@ -93,16 +100,6 @@ class LockStepEnvs:
         if self._begun_in_restore is not None:
             (slots, first), self._begun_in_restore = self._begun_in_restore, None
             self._begin(actor, slots, first, update=self._collects)
-
-    def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool) -> None:
-        if actor.noise_of_episodes:
-            actor.begin_noise(slots, self.episodes.number[slots])
-        actor.begin_episodes(slots, self.episodes.ids[slots], raw, update=update)
-
-    def begin_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
-        """Begin to count the steps of a fragment."""
-        self._t, self._resets, self.episodes.records = 0, [], []
-        self._restored_obs = None
 
     def end_fragment(self, actors: Mapping[str, PolicyActor]) -> None:
         """Add up the fragment's part of the running episodes, which go on in the next one."""

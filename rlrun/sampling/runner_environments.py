@@ -26,6 +26,7 @@ from rlrun.sampling.agent_envs import AgentEnvs
 from rlrun.sampling.episodes import AgentEpisodes, LockStepEpisodes, Plan
 from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.runner_messages import RunnerSpec
+from rlrun.sampling.sampling_loop import SlotEnvs
 
 
 class RunnerEnvironments:
@@ -124,7 +125,7 @@ class RunnerEnvironments:
 
     def as_slots(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
-    ) -> LockStepEnvs | AgentEnvs:
+    ) -> SlotEnvs:
         """The environments as slots of policies; see `EnvRunner.slot_envs`."""
         spec, env_id = self._spec, self._spec.env.use
         if not collects:

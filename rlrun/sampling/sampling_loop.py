@@ -6,42 +6,16 @@ nor batches; the environments know which episodes to run, and when these end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, Protocol
 
-from rlrun.envs.agent_slots import Due, SlotStep
-from rlrun.envs.errors import NO_ALLOWED_ACTION, EnvError
+from rlrun.envs.errors import NO_ALLOWED_ACTION
 from rlrun.policies.action_mask import NoAllowedActionError
+from rlrun.sampling.agent_envs import AgentEnvs
+from rlrun.sampling.lock_step_envs import LockStepEnvs
 from rlrun.sampling.policy_actor import PolicyActor
 
-
-class SlotEnvs(Protocol):
-    """Sub-environments as slots of policies; `LockStepEnvs` or `AgentEnvs`."""
-
-    @property
-    def due(self) -> Mapping[str, Due]:
-        """The slots that act next, by policy id."""
-
-    @property
-    def needs_finish(self) -> bool:
-        """Whether `finish_step` must be called after this step."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a recorder has ended the rollout."""
-
-    def start(self, actors: Mapping[str, Any]) -> None:
-        """Begin the first episodes, unless some are running."""
-
-    def step(self, actions: Mapping[str, Any]) -> Mapping[str, SlotStep]:
-        """Step the sub-environments; returns the results by policy id."""
-
-    def observation_error(self, policy_id: str, due: Due, row: int, reason: str) -> EnvError:
-        """An error about the observation in this row of the slots that are due."""
-
-    def finish_step(self, actors: Mapping[str, Any]) -> None:
-        """End the episodes that the last step ended, and begin the next ones."""
+SlotEnvs = LockStepEnvs | AgentEnvs
+"""Sub-environments as slots of policies, with one agent each or several."""
 
 
 class SamplingLoop:

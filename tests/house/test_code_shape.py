@@ -18,6 +18,7 @@ SMALL_FILES = {
     "config/old_names.py": "the base of classes in four rooms",
     "envs/remote_env.py": "imports Ray, which the other environments do without",
     "experiment/report/numbers.py": "imports nothing, so that all reports and messages can use it",
+    "sampling/sampling_loop.py": "one step of sampling, where reading begins",
 }
 MAX_FUNCTION_LINES = 60
 
