@@ -69,9 +69,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives = 0
         self._last: tuple[Any, dict[str, Any]] | None = None  # set: the game goes on
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start the next life, or the next game if the last life is lost."""
         if self._last is not None:
             observation, info = self._last
@@ -99,9 +97,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Press FIRE, then the next action, after each reset: some games wait for it forever."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset, press FIRE and the next action, and reset again if that ended the game."""
         observation, info = self.env.reset(seed=seed, options=options)
         for action in (_FIRE, _FIRE + 1):

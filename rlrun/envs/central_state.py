@@ -14,7 +14,7 @@ import numpy as np
 from rlrun.data.nested import OBSERVATION, has_action_mask, space_without_mask, without_mask
 from rlrun.envs.env_state import give_state, offers_state, take_state
 from rlrun.envs.horizon import ALL
-from rlrun.envs.multi_agent_env import Agent, Dicts, MultiAgentEnv
+from rlrun.envs.multi_agent_env import Agent, Dicts, FirstDicts, MultiAgentEnv
 from rlrun.envs.pettingzoo_envs import adapted
 
 STATE = "state"
@@ -57,9 +57,7 @@ class CentralState(MultiAgentEnv):
                 raise ValueError(f"observations of {agent!r} have an entry {STATE!r} already")
             self.observation_spaces[agent] = gym.spaces.Dict({**entries, STATE: state_space})
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         observations, infos = self.env.reset(seed=seed, options=options)
         self._latest[:], self._leaving = 0.0, []
         return self._with_state(observations), infos

@@ -75,15 +75,9 @@ class EnvContext(dict[str, Any]):
 
     def for_sub_env(self, env_index: int) -> EnvContext:
         """A copy for sub-environment ``env_index``, which shares no arguments with this one."""
-        context = copy.copy(self)
-        context.update(copy.deepcopy(dict(self)))
+        context = copy.deepcopy(self)
         context.vector_index = env_index
         return context
-
-    def __copy__(self) -> EnvContext:
-        duplicate = EnvContext(self)
-        vars(duplicate).update(vars(self))
-        return duplicate
 
 
 def make_env(
@@ -91,43 +85,18 @@ def make_env(
     context: EnvContext | None = None,
     render_mode: str | None = None,
     *,
-    preprocessor_pref: str | None = "deepmind",
-    wrappers: Sequence[EnvWrapper] = (),
-) -> gymnasium.Env[Any, Any]:
-    """Build one copy of the environment that ``spec`` names.
-
-    Raises:
-        EnvError: for every failure, with phase "constructor" and the user's traceback.
-    """
-    env = make_env_or_vector(
-        spec,
-        context,
-        render_mode=render_mode,
-        preprocessor_pref=preprocessor_pref,
-        wrappers=wrappers,
-    )
-    if not isinstance(env, gymnasium.Env):
-        kind = f"{type(env).__module__}.{type(env).__qualname__}"
-        reason = f"expected one gymnasium.Env, but {spec.use!r} returned a {kind}"
-        raise EnvError(spec.use, "constructor", reason)
-    return env
-
-
-def make_env_or_vector(
-    spec: EnvSpec,
-    context: EnvContext | None = None,
-    *,
-    num_envs: int = 1,
-    render_mode: str | None = None,
+    num_envs: int | None = None,
     preprocessor_pref: str | None = "deepmind",
     wrappers: Sequence[EnvWrapper] = (),
 ) -> Any:
-    """Like `make_env`, but a user's function may also return a vector environment.
+    """Build one copy of the environment that ``spec`` names.
 
-    Such a function receives ``num_envs`` if it has a parameter of that name.
+    Args:
+        num_envs: a user's function may also return a vector environment of this size, which it
+            receives if it has a parameter of that name; None: it must return a single one.
 
     Raises:
-        EnvError: for every failure of the environment.
+        EnvError: for every failure, with phase "constructor" and the user's traceback.
         ConfigError: a wrapper keeps statistics of its own.
     """
     place = EnvContext() if context is None else copy.copy(context)
@@ -139,9 +108,9 @@ def make_env_or_vector(
         if creator is None:
             env = _make_registered_id(spec.use, place, render_mode, preprocessor_pref)
         else:
-            optional = {"num_envs": num_envs}
+            optional: dict[str, Any] = {"num_envs": num_envs or 1}
             if render_mode is not None:
-                optional["render_mode"] = render_mode  # type: ignore[assignment]
+                optional["render_mode"] = render_mode
             any_name = takes_a_config(spec.use, creator)
             env = call_creator(creator, place, optional, any_name=any_name)
         if render_mode == "rgb_array":
@@ -158,6 +127,10 @@ def make_env_or_vector(
             error, spec.use, "constructor", env_index=place.vector_index
         ) from None
     refuse_own_statistics(env)
+    if num_envs is None and not isinstance(env, gymnasium.Env):
+        kind = f"{type(env).__module__}.{type(env).__qualname__}"
+        reason = f"expected one gymnasium.Env, but {spec.use!r} returned a {kind}"
+        raise EnvError(spec.use, "constructor", reason)
     return env
 
 

@@ -229,9 +229,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
         self._make = make
         self._pool: Any = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Make a pool for the episode; without a seed, from the generator of the last one given."""
         super().reset(seed=seed)
         number = int(self.np_random.integers(2**31)) if seed is None else seed

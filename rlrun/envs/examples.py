@@ -76,9 +76,7 @@ class RepeatAfterMe(gym.Env[np.int64, np.int64]):
         self._delay, self._length = delay, length
         self._shown: list[int] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.int64, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Show the first token."""
         super().reset(seed=seed)
         self._shown = [0] * self._delay
@@ -118,18 +116,14 @@ class PlayCards(gym.Env[Any, np.int64]):
         self._cards = np.zeros(num_cards, np.float32)
         self._there = np.zeros(num_cards, np.int8)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Deal a hand."""
         super().reset(seed=seed)
         self._cards = self.np_random.random(len(self._cards), np.float32)
         self._there = np.ones_like(self._there)
         return self._show(), {}
 
-    def step(
-        self, action: np.int64
-    ) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Play a card.
 
         Raises:

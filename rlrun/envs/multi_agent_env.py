@@ -31,6 +31,7 @@ from rlrun.envs.horizon import ALL
 from rlrun.envs.wrappers import EnvWrapper
 
 Agent = Hashable
+FirstDicts = tuple[dict[Agent, Any], dict[Agent, Any]]
 Dicts = tuple[
     dict[Agent, Any], dict[Agent, float], dict[Agent, bool], dict[Agent, bool], dict[Agent, Any]
 ]
@@ -55,9 +56,7 @@ class MultiAgentEnv:
     action_spaces: Mapping[Agent, gym.Space[Any]] = {}
     metadata: Mapping[str, Any] = {}
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         """Start an episode; returns observations and infos of the agents that act first."""
         raise TypeError(f"{type(self).__name__} must define reset() without the base class's")
 
@@ -93,9 +92,7 @@ class Copies(MultiAgentEnv):
         self.metadata = next(iter(self.copies.values())).metadata
         self._playing: set[Agent] = set()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Agent, Any], dict[Agent, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         self._playing = set(self.copies)
         first = {
             name: env.reset(seed=None if seed is None else seed + i, options=options)

@@ -6,7 +6,7 @@ In an experiment file: ``env: RockPaperScissors``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +14,7 @@ import numpy as np
 
 from rlrun.data.column_data import Array
 from rlrun.envs.horizon import ALL
-from rlrun.envs.multi_agent_env import Dicts, MultiAgentEnv, make_multi_agent
+from rlrun.envs.multi_agent_env import Dicts, FirstDicts, MultiAgentEnv, make_multi_agent
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import EpisodeStart
 
@@ -43,9 +43,7 @@ class RockPaperScissors(MultiAgentEnv):
         self.action_spaces = {name: gym.spaces.Discrete(3) for name in self.possible_agents}
         self._rounds, self._played = rounds, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         self._played = 0
         return dict.fromkeys(self.possible_agents, _NOTHING_YET), {}
 
@@ -66,14 +64,7 @@ class RockPaperScissors(MultiAgentEnv):
 class AlwaysSame(Policy):
     """Shows ``config["hand"]`` in all episodes, rock by default."""
 
-    def compute_actions(
-        self,
-        obs_batch: Array,
-        state_batches: Sequence[Array] | None = None,
-        *,
-        explore: bool | None = None,
-        noise: Array | None = None,
-    ) -> tuple[Array, list[Array], dict[str, Array]]:
+    def compute_actions(self, obs_batch: Array, state_batches: Any = None, **_: Any) -> Any:
         hand = int(self.config.get("hand", ROCK))
         return np.full(len(obs_batch), hand, np.int64), [], {}
 
@@ -81,14 +72,7 @@ class AlwaysSame(Policy):
 class BeatLast(Policy):
     """Shows what would have beaten the other one's last hand; rock at first."""
 
-    def compute_actions(
-        self,
-        obs_batch: Array,
-        state_batches: Sequence[Array] | None = None,
-        *,
-        explore: bool | None = None,
-        noise: Array | None = None,
-    ) -> tuple[Array, list[Array], dict[str, Array]]:
+    def compute_actions(self, obs_batch: Array, state_batches: Any = None, **_: Any) -> Any:
         seen = obs_batch.argmax(axis=1)  # one-hot, as the preprocessor makes them
         return np.where(seen == _NOTHING_YET, ROCK, (seen + 1) % 3), [], {}
 
@@ -111,9 +95,7 @@ class TakeTurns(MultiAgentEnv):
         self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(3))
         self._goal, self._number, self._turn = goal, 0, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         self._number = self._turn = 0
         return {self.possible_agents[0]: 0}, {}
 
@@ -141,9 +123,7 @@ class _Around(MultiAgentEnv):
         self.observation_spaces: Mapping[Any, gym.Space[Any]] = env.observation_spaces
         self.action_spaces: Mapping[Any, gym.Space[Any]] = env.action_spaces
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         return self._env.reset(seed=seed, options=options)
 
     def step(self, actions: dict[Any, Any]) -> Dicts:
@@ -166,9 +146,7 @@ class CrashingCartPole(_Around):
         self._probability = crash_probability
         self._rng = np.random.default_rng(0)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> FirstDicts:
         self._rng = np.random.default_rng(seed)
         return super().reset(seed=seed, options=options)
 

@@ -25,7 +25,6 @@ from rlrun.envs.env import (
     EnvContext,
     check_env,
     make_env,
-    make_env_or_vector,
     random_action,
 )
 from rlrun.envs.env_process import ParallelSubEnvs, ProcessEnv, ProxyMaker
@@ -84,32 +83,60 @@ def make_vector_env(
         return native.from_entry_point(spec, num_envs, place, render_mode)
     if mode == "envpool":
         return _from_envpool(spec, num_envs, settings, place, render_mode)
-    make_wrapped = _maker(spec, num_envs, settings, place, render_mode)
-    first = make_wrapped(0)
-    if not isinstance(first, gymnasium.Env):
-        _refuse_of_vector(spec.use, rebuilder, created)
-        return native.adapt(first, spec.use, num_envs)
-    check = not settings.disable_env_checking
+    wrappers, pref = find_wrappers(settings.env_wrappers), settings.preprocessor_pref
     draws_elsewhere = masked = False
-    if check:
-        draws_elsewhere, masked = check_env(first, spec.use)
 
     def finished(env: Any) -> Any:
         env = InfoActionMask(env) if masked else env
         return OwnGenerators(env) if draws_elsewhere else env
 
-    def make_again(env_index: int) -> Any:
-        return _shown(finished(make_wrapped(env_index)), env_index, created)
+    def make(env_index: int) -> Any:
+        own = place.for_sub_env(env_index)
+        env = make_env(
+            spec, own, render_mode, num_envs=num_envs, preprocessor_pref=pref, wrappers=wrappers
+        )
+        raise_time_limits(env, settings)
+        return finished(env)
 
-    arguments: dict[str, Any] = {"check": check, "rebuilder": rebuilder}
-    arguments["offers_state"] = _relies_on_state(finished(first), spec.use, settings, place)
+    first = make(0)
+    if not isinstance(first, gymnasium.Env):
+        _refuse_of_vector(spec.use, rebuilder, created)
+        return native.adapt(first, spec.use, num_envs)
+    check = not settings.disable_env_checking
+    if check:
+        draws_elsewhere, masked = check_env(first, spec.use)
+        first = finished(first)
+    offered = _relies_on_state(first, spec.use, settings, place)
+    kind = SerialVectorEnv if _elsewhere(settings) is None else ParallelVectorEnv
+    envs, rebuild = _all_of(first, make, num_envs, settings, spec.use, created, env_timeout_s)
+    return kind(
+        envs, spec.use, make=rebuild, check=check, rebuilder=rebuilder, offers_state=offered
+    )
+
+
+def _all_of(
+    first: Any,
+    make: Callable[[int], Any],
+    num_envs: int,
+    settings: EnvRunnersConfig,
+    env_id: str,
+    created: _Created | None,
+    env_timeout_s: float | None,
+) -> tuple[list[Any], Callable[[int], Any]]:
+    """All sub-environments, of which the first is there already, and what makes one again."""
+
+    def shown(env_index: int, env: Any = None) -> Any:
+        env = make(env_index) if env is None else env
+        if created is not None:
+            created(env_index, env)
+        return env
+
     kind = _elsewhere(settings)
-    if kind is not None:
-        first.close()
-        maker = ProxyMaker(kind, make_again, spec.use, env_timeout_s)
-        return ParallelVectorEnv(maker.all(num_envs), spec.use, make=maker, **arguments)
-    envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
-    return SerialVectorEnv(envs, spec.use, make=make_again, **arguments)
+    if kind is None:
+        return [shown(0, first), *map(shown, range(1, num_envs))], shown
+    first.close()
+    maker = ProxyMaker(kind, shown, env_id, env_timeout_s)
+    return list(maker.all(num_envs)), maker
 
 
 def _relies_on_state(env: Any, env_id: str, settings: EnvRunnersConfig, place: EnvContext) -> bool:
@@ -165,37 +192,6 @@ def _refuse_of_vector(env_id: str, rebuilder: Rebuilder | None, created: _Create
         raise EnvError(env_id, "constructor", reason)
 
 
-def _shown(env: Any, env_index: int, created: _Created | None) -> Any:
-    if created is not None:
-        created(env_index, env)
-    return env
-
-
-def _maker(
-    spec: EnvSpec,
-    num_envs: int,
-    settings: EnvRunnersConfig,
-    place: EnvContext,
-    render_mode: str | None,
-) -> Callable[[int], Any]:
-    """A function that makes a sub-environment, with its wrappers and its time limit."""
-    wrappers = find_wrappers(settings.env_wrappers)
-
-    def make(env_index: int) -> Any:
-        env = make_env_or_vector(
-            spec,
-            place.for_sub_env(env_index),
-            num_envs=num_envs,
-            render_mode=render_mode,
-            preprocessor_pref=settings.preprocessor_pref,
-            wrappers=wrappers,
-        )
-        raise_time_limits(env, settings)
-        return env
-
-    return make
-
-
 def make_sub_envs(
     spec: EnvSpec,
     num_envs: int,
@@ -217,47 +213,40 @@ def make_sub_envs(
         EnvError: for every failure, with the environment's name and the user's traceback.
     """
     draws_elsewhere = masked = False
-    wrappers = find_wrappers(settings.env_wrappers)
+    wrappers, pref = find_wrappers(settings.env_wrappers), settings.preprocessor_pref
 
-    def make_single(own_place: EnvContext) -> Any:
-        pref = settings.preprocessor_pref
-        env = make_env(spec, own_place, render_mode, preprocessor_pref=pref, wrappers=wrappers)
+    def make_single(own: EnvContext) -> Any:
+        env = make_env(spec, own, render_mode, preprocessor_pref=pref, wrappers=wrappers)
         return InfoActionMask(env) if masked else env
-
-    def make(env_index: int) -> Any:
-        own_place = place.for_sub_env(env_index)
-        if several:
-            env = make_multi_agent_env(spec, own_place, render_mode, wrappers)
-        else:
-            env = Copies(lambda: make_single(own_place), 1)
-        raise_time_limits(env, settings)
-        return env
 
     def finished(env: Any) -> Any:
         return OwnGenerators(env) if draws_elsewhere else env
 
-    def make_again(env_index: int) -> Any:
-        return _shown(finished(make(env_index)), env_index, created)
+    def make(env_index: int) -> Any:
+        own = place.for_sub_env(env_index)
+        if several:
+            env = make_multi_agent_env(spec, own, render_mode, wrappers)
+        else:
+            env = Copies(lambda: make_single(own), 1)
+        raise_time_limits(env, settings)
+        return finished(env)
 
     first = make(0)
     if not settings.disable_env_checking:
-        if isinstance(first, Copies) and not several:
+        if not several:
             (env,) = first.copies.values()
             masked = check_env(env, spec.use).has_info_mask
             first.close()
             first = make(0)
         draws_elsewhere = check_multi_agent_env(first, spec.use)
-    offered = {"offers_state": _relies_on_state(finished(first), spec.use, settings, place)}
-    kind = _elsewhere(settings)
+        first = finished(first)
+    offered = _relies_on_state(first, spec.use, settings, place)
+    envs, rebuild = _all_of(first, make, num_envs, settings, spec.use, created, env_timeout_s)
+    kind, wait_ms = _elsewhere(settings), settings.remote_env_batch_wait_ms
     if kind is None:
-        envs = [_shown(finished(first), 0, created), *map(make_again, range(1, num_envs))]
-        return SubEnvs(envs, make_again, **offered)
-    first.close()
-    maker = ProxyMaker(kind, make_again, spec.use, env_timeout_s)
-    wait = None
-    if settings.remote_env_batch_wait_ms is not None:
-        wait = partial(kind.ready, wait_s=settings.remote_env_batch_wait_ms / 1000)
-    return ParallelSubEnvs(maker.all(num_envs), maker, wait, **offered)
+        return SubEnvs(envs, rebuild, offers_state=offered)
+    wait = None if wait_ms is None else partial(kind.ready, wait_s=wait_ms / 1000)
+    return ParallelSubEnvs(envs, rebuild, wait, offers_state=offered)
 
 
 def _elsewhere(settings: EnvRunnersConfig) -> Any:

@@ -67,9 +67,7 @@ class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space = spaces.Dict({**parts, ACTION_MASK: mask})
         self._all = np.ones(size, np.int8)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         return self._masked(observation, info, over=False), info
