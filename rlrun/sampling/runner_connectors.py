@@ -83,6 +83,12 @@ class RunnerConnectors:
             self.observations = self._default_observations(observation_space)
             self.actions = self._default_actions()
         self.stateful = not (self.observations.identity and self.rewards.identity)
+        # Those with a state, by their names in states and deltas.
+        self._pipelines: dict[str, Any] = {
+            "observations": self.observations,
+            "rewards": self.rewards,
+            **({} if self.custom is None else {"actions": self.actions}),
+        }
 
     @property
     def action_space(self) -> gym.Space[Any]:
@@ -123,12 +129,8 @@ class RunnerConnectors:
         return ObservationPipeline(space, self._spec.settings, self._model.privileged)
 
     def _default_actions(self) -> ActionPipeline:
-        connectors = self._spec.connectors
-        return ActionPipeline(
-            self.env_spaces[1],
-            normalize=connectors.normalize_actions,
-            clip=connectors.clip_actions,
-        )
+        own, space = self._spec.connectors, self.env_spaces[1]
+        return ActionPipeline(space, normalize=own.normalize_actions, clip=own.clip_actions)
 
     def _build_custom(self, num_slots: int, seed: int) -> None:
         from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, make_connectors
@@ -136,17 +138,16 @@ class RunnerConnectors:
 
         settings = self._spec.settings
         env = ConnectedEnv(*self.env_spaces, num_slots)
-        history = SlotHistory(
-            num_slots, settings.episode_lookback_horizon, env.single_observation_space
-        )
+        lookback = settings.episode_lookback_horizon
+        history = SlotHistory(num_slots, lookback, env.single_observation_space)
+        with_observations = settings.add_default_connectors_to_env_to_module_pipeline
+        with_actions = settings.add_default_connectors_to_module_to_env_pipeline
         offered: dict[str, Callable[[], Any]] = {"env": lambda: env, "seed": lambda: seed}
         self.observations = EnvToModule(
             make_connectors("env_to_module_connector", settings.env_to_module_connector, offered),
             env,
             history,
-            self._default_observations
-            if settings.add_default_connectors_to_env_to_module_pipeline
-            else None,
+            self._default_observations if with_observations else None,
         )
         policies: list[Policy] = []
 
@@ -163,9 +164,7 @@ class RunnerConnectors:
             connectors,
             env,
             history,
-            self._default_actions()
-            if settings.add_default_connectors_to_module_to_env_pipeline
-            else None,
+            self._default_actions() if with_actions else None,
         )
         self.custom = CustomConnectors(self.observations, self.actions, history)
         if policies:
@@ -187,39 +186,21 @@ class RunnerConnectors:
 
     def get_state(self) -> State:
         """The state of all pipelines."""
-        state = {
-            "observations": {} if self.observations.identity else self.observations.get_state(),
-            "rewards": {} if self.rewards.identity else self.rewards.get_state(),
-        }
-        if self.custom is not None:
-            state["actions"] = self.actions.get_state()
-        return state
+        return {name: pipeline.get_state() for name, pipeline in self._pipelines.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`, of this object or the training process's."""
-        self.observations.set_state(state.get("observations", {}))
-        self.rewards.set_state(state.get("rewards", {}))
-        if self.custom is not None:
-            self.actions.set_state(state["actions"])
+        for name, pipeline in self._pipelines.items():
+            pipeline.set_state(state.get(name, {}))
 
     def flush_deltas(self) -> State:
         """What was learned since the last flush."""
-        deltas = {
-            "observations": {} if self.observations.identity else self.observations.flush_deltas(),
-            "rewards": {} if self.rewards.identity else self.rewards.flush_deltas(),
-        }
-        if self.custom is not None:
-            deltas["actions"] = self.actions.flush_deltas()
-        return deltas
+        return {name: pipeline.flush_deltas() for name, pipeline in self._pipelines.items()}
 
     def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
         """Merge what runners have learned."""
-        if not self.observations.identity:
-            self.observations.apply_deltas([delta["observations"] for delta in deltas])
-        if not self.rewards.identity:
-            self.rewards.apply_deltas([delta["rewards"] for delta in deltas])
-        if self.custom is not None:
-            self.actions.apply_deltas([delta["actions"] for delta in deltas])
+        for name, pipeline in self._pipelines.items():
+            pipeline.apply_deltas([delta[name] for delta in deltas])
 
 
 class CustomConnectors:
@@ -260,11 +241,7 @@ def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:
     clip = spec.connectors.clip_rewards
     if clip is None:
         clip = spec.settings.preprocessor_pref == "deepmind" and _is_atari(spec)
-    return RewardPipeline(
-        clip=clip,
-        normalize=spec.connectors.normalize_rewards,
-        gamma=spec.gamma,
-    )
+    return RewardPipeline(clip=clip, normalize=spec.connectors.normalize_rewards, gamma=spec.gamma)
 
 
 def _is_atari(spec: RunnerSpec) -> bool:
