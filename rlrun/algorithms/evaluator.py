@@ -110,12 +110,12 @@ class Evaluator:
 
     def _run(self, numbers: Sequence[int]) -> list[EpisodeRecord]:
         if self.group is None:
-            return self._task(numbers)(self._local(), *self._request()).episodes
+            return self._task(numbers)(self._local(), *self._request())
         found: dict[int, EpisodeRecord] = {}
         while missing := [number for number in numbers if number not in found]:
             begun, self._begun = self._begun or self._round(missing), None
-            for reply in begun.replies():
-                found |= {episode.episode_id: episode for episode in reply.episodes}
+            for episodes in begun.replies():
+                found |= {episode.episode_id: episode for episode in episodes}
         return [found[number] for number in numbers]
 
     def _round(self, numbers: Sequence[int]) -> Round:

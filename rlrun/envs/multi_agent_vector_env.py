@@ -93,18 +93,18 @@ class MultiAgentVectorEnv:
 
     Args:
         envs: the sub-environments.
-        source: plans their episodes.
         horizon: changes the flags of each step; None leaves them alone.
         rebuilder: rebuilds an environment that raised.
         recorder: called with each step.
+        info_keys: keys of numbers in an agent's last info to put into its metrics.
 
     Attributes:
+        source: plans their episodes; to be set before `start`.
         policies: slots by policy id; may change between steps.
         failed: sub-environments that raised in the last step, which ended their episodes.
         stopped: whether the recorder has ended the rollout.
         num_steps: env steps of the last step, of all sub-environments together.
         recorded: whether there is a recorder, which receives infos as well.
-        info_keys: keys of numbers in an agent's last info to put into its metrics.
     """
 
     def __init__(
@@ -112,25 +112,25 @@ class MultiAgentVectorEnv:
         envs: SubEnvs,
         mapping: AgentMapping,
         env_id: str,
-        source: EpisodeSource,
         *,
-        horizon: Horizon | None = None,
+        horizon: Horizon | None,
         rebuilder: Rebuilder,
-        recorder: Recorder | None = None,
+        recorder: Recorder | None,
+        info_keys: tuple[str, ...],
     ) -> None:
-        self.envs, self.mapping, self.source = envs, mapping, source
+        self.envs, self.mapping = envs, mapping
+        self.source: EpisodeSource
         self.subs = [SubEnv(index) for index in range(len(envs.envs))]
         self.policies: dict[str, PolicySlots] = {}
         self.failed: list[int] = []
         self.stopped = False
         self.num_steps = 0
-        self.info_keys: tuple[str, ...] = ()
         self._idle = False  # whether a sub-environment has run all its episodes
         self._resetting: list[SubEnv] = []  # elsewhere
         self._horizon, self._recorder = horizon, recorder
         self.recorded = recorder is not None
         self._rebuilder = rebuilder
-        self._env_id = env_id
+        self._env_id, self._info_keys = env_id, info_keys
 
     # -- episodes ------------------------------------------------------------------------------
 
@@ -488,7 +488,7 @@ class MultiAgentVectorEnv:
     def _add_numbers(self, sub: SubEnv, agent: AgentSlot, info: Mapping[str, Any]) -> None:
         """Add the numbers in the last info of an agent that leaves to its metrics."""
         try:
-            agent.metrics = info_numbers(info, self.info_keys)
+            agent.metrics = info_numbers(info, self._info_keys)
         except ValueError as problem:
             reason = f"agent {agent.id!r}: {problem}"
             raise self._error(sub, "step", reason, sub.step - 1) from None

@@ -40,7 +40,7 @@ class AgentEnvs:
     """Sub-environments with several agents, as slots of their policies.
 
     Args:
-        make: called with this object as the `EpisodeSource`; returns the environments.
+        env: the environments, whose `EpisodeSource` is this object.
         whole_episodes: whether fragments consist of whole episodes.
         count_agent_steps: whether the length of fragments is in agent steps, not env steps.
 
@@ -51,7 +51,7 @@ class AgentEnvs:
 
     def __init__(
         self,
-        make: Callable[[AgentEnvs], MultiAgentVectorEnv],
+        env: MultiAgentVectorEnv,
         episodes: AgentEpisodes,
         env_id: str,
         *,
@@ -62,7 +62,7 @@ class AgentEnvs:
         self.episodes = episodes
         self._recorded: list[list[RecordedEpisode]] = [[] for _ in range(episodes.num_envs)]
         self._goes_on = [False] * episodes.num_envs
-        self.env = make(self)
+        self.env, env.source = env, self
         self._replay = AgentReplay(self.env, episodes.plan)
         self.started = self.needs_finish = False
         self._env_id, self._runner_index = env_id, runner_index

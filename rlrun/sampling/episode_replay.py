@@ -64,36 +64,24 @@ class RecordedEpisode:
         return {agent: parts[0] for agent, parts in self.actions.items()}
 
     def get_state(self) -> dict[str, Any]:
-        """Plain values and arrays."""
-        return {
-            "number": self.number,
-            "before": self.before,
-            "steps": self.steps,
-            "known": self.known,
-            "mapping_rng": self.mapping_rng,
-            "policies": self.policies,
-            "actions": {
-                str(agent): {"steps": steps, "actions": actions}
-                for agent, (steps, actions) in self.recorded().items()
-            },
+        """Plain values and arrays, without the id."""
+        actions = {
+            str(agent): {"steps": steps, "actions": taken}
+            for agent, (steps, taken) in self.recorded().items()
         }
+        state = {**vars(self), "actions": actions}
+        del state["episode_id"]
+        return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], episode_id: int) -> RecordedEpisode:
         """The episode of `get_state`, with its id."""
-        return cls(
-            int(state["number"]),
-            episode_id,
-            int(state.get("before", 0)),  # older checkpoints lack it
-            int(state["steps"]),
-            [str(policy_id) for policy_id in state["known"]],
-            state.get("mapping_rng"),
-            [str(policy_id) for policy_id in state["policies"]],
-            {
-                int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
-                for agent, part in state["actions"].items()
-            },
-        )
+        actions = {
+            int(agent): [(np.asarray(part["steps"]), np.asarray(part["actions"]))]
+            for agent, part in state["actions"].items()
+        }
+        fields = {"before": 0, **state}  # older checkpoints lack it
+        return cls(**{**fields, "episode_id": episode_id, "actions": actions})
 
 
 class AgentReplay:

@@ -296,6 +296,9 @@ class AgentEpisodes(Episodes):
         self.turn_to(env_index, self.plan.instead(env_index, int(self.number[env_index])))
 
 
+_COUNTERS = ("length", "since_reset", "total_length", "total_return")
+
+
 class LockStepEpisodes(Episodes):
     """Episodes of sub-environments with one agent each, which step together.
 
@@ -440,17 +443,14 @@ class LockStepEpisodes(Episodes):
         """Counters, and the actions since the last resets, from which episodes are replayed."""
         return {
             **super().get_state(),
-            "length": self.length.copy(),
-            "since_reset": self.since_reset.copy(),
-            "total_length": self.total_length.copy(),
-            "total_return": self.total_return.copy(),
+            **{name: getattr(self, name).copy() for name in _COUNTERS},
             "actions": self.actions(),
             "lives": [list(steps) for steps in self.lives],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         super().set_state(state)
-        for name in ("length", "since_reset", "total_length", "total_return"):
+        for name in _COUNTERS:
             np.copyto(getattr(self, name), state[name])
         self._actions = [[] if part is None else [np.asarray(part)] for part in state["actions"]]
         self.lives = [list(map(int, steps)) for steps in state.get("lives", self.lives)]

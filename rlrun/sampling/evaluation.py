@@ -22,13 +22,6 @@ _STEPS_KEPT = 64  # vector steps after which what views do not need is dropped
 
 
 @dataclass(frozen=True)
-class EvaluationReply:
-    """Episodes that a runner has finished."""
-
-    episodes: list[EpisodeRecord]
-
-
-@dataclass(frozen=True)
 class EvaluationTask:
     """Episodes for a runner, here or in an actor; called with a request and weights."""
 
@@ -36,10 +29,11 @@ class EvaluationTask:
     seed: int
     explore: bool
 
-    def __call__(self, runner: EnvRunner, request: SampleRequest, weights: Any) -> EvaluationReply:
+    def __call__(
+        self, runner: EnvRunner, request: SampleRequest, weights: Any
+    ) -> list[EpisodeRecord]:
         load_policies(runner, request, weights)
-        records = run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
-        return EvaluationReply(records)
+        return run_episodes(runner, self.numbers, seed=self.seed, explore=self.explore)
 
 
 def load_policies(runner: EnvRunner, request: SampleRequest, weights: Any) -> None:
@@ -67,45 +61,35 @@ def run_episodes(
     """
     plan = CountedPlan(numbers, seed, runner.num_envs)
     with seeded_generators(generators_seed(seed, Role.EVALUATION, 0)):
-        return _run(runner, plan, len(numbers), explore, recorder)
+        keys = plan.noise if runner.spec.multi_agent is None else None
+        actors = {
+            policy_id: runner.make_actor(
+                actor.connectors, explore=explore, noise_keys=keys, collects=False
+            )
+            for policy_id, actor in runner.actors.items()
+        }
+        watch = runner.episode_callbacks()
+        recorders = [each for each in (watch, recorder) if each is not None]
 
+        def record(step: RecordedStep) -> bool:
+            return any(each(step) for each in recorders)  # callbacks return None
 
-def _run(
-    runner: EnvRunner,
-    plan: CountedPlan,
-    num_episodes: int,
-    explore: bool,
-    recorder: Recorder | None,
-) -> list[EpisodeRecord]:
-    keys = plan.noise if runner.spec.multi_agent is None else None
-    actors = {
-        policy_id: runner.make_actor(
-            actor.connectors, explore=explore, noise_keys=keys, collects=False
-        )
-        for policy_id, actor in runner.actors.items()
-    }
-    watch = runner.episode_callbacks()
-    recorders = [each for each in (watch, recorder) if each is not None]
-
-    def record(step: RecordedStep) -> bool:
-        return any(each(step) for each in recorders)  # callbacks return None
-
-    envs = runner.slot_envs(plan, collects=False, recorder=record if recorders else None)
-    if isinstance(envs, AgentEnvs):
-        envs.set_policies(runner.policy_spaces(), actors)
-    loop = SamplingLoop(envs, actors)
-    _begin_fragment(loop)
-    envs.begin_fragment(actors)
-    step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
-    steps = 0
-    while len(envs.episodes.records) < num_episodes and not envs.stopped:
-        step()
-        steps += 1
-        if steps % _STEPS_KEPT == 0:
-            for actor in actors.values():
-                actor.discard()
-            _begin_fragment(loop)
-    return sorted(envs.episodes.records, key=lambda record: record.episode_id)
+        envs = runner.slot_envs(plan, collects=False, recorder=record if recorders else None)
+        if isinstance(envs, AgentEnvs):
+            envs.set_policies(runner.policy_spaces(), actors)
+        loop = SamplingLoop(envs, actors)
+        _begin_fragment(loop)
+        envs.begin_fragment(actors)
+        step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
+        steps = 0
+        while len(envs.episodes.records) < len(numbers) and not envs.stopped:
+            step()
+            steps += 1
+            if steps % _STEPS_KEPT == 0:
+                for actor in actors.values():
+                    actor.discard()
+                _begin_fragment(loop)
+        return sorted(envs.episodes.records, key=lambda record: record.episode_id)
 
 
 def _begin_fragment(loop: SamplingLoop) -> None:

@@ -57,9 +57,8 @@ class RunnerEnvironments:
     ) -> None:
         self._spec, self._runner_index = spec, context.worker_index
         self._num_envs = spec.settings.num_envs_per_env_runner
-        self._mapping = AgentMapping(None)
-        if spec.multi_agent is not None:
-            self._mapping = spec.multi_agent.mapping()
+        several = spec.multi_agent
+        self._mapping = AgentMapping(None) if several is None else several.mapping()
         self.lock_step = spec.multi_agent is None and spec.settings.remote_env_batch_wait_ms is None
         self.rebuilder = Rebuilder(
             spec.env.use,
@@ -83,27 +82,12 @@ class RunnerEnvironments:
         created: Callable[[int, Any], None] | None,
     ) -> EpisodeVectorEnv | SubEnvs:
         spec = self._spec
+        what = spec.env, self._num_envs, spec.settings, context
+        how: dict[str, Any] = {"render_mode": render_mode, "created": created}
+        how["env_timeout_s"] = spec.env_timeout_s
         if self.lock_step:
-            return make_vector_env(
-                spec.env,
-                self._num_envs,
-                spec.settings,
-                context,
-                render_mode=render_mode,
-                rebuilder=self.rebuilder,
-                created=created,
-                env_timeout_s=spec.env_timeout_s,
-            )
-        return make_sub_envs(
-            spec.env,
-            self._num_envs,
-            spec.settings,
-            context,
-            several=spec.multi_agent is not None,
-            render_mode=render_mode,
-            created=created,
-            env_timeout_s=spec.env_timeout_s,
-        )
+            return make_vector_env(*what, rebuilder=self.rebuilder, **how)
+        return make_sub_envs(*what, several=spec.multi_agent is not None, **how)
 
     @property
     def agents_per_env(self) -> int:
@@ -142,22 +126,17 @@ class RunnerEnvironments:
                 recorder=recorder,
                 info_keys=spec.info_keys,
             )
-
-        def make(source: AgentEnvs) -> MultiAgentVectorEnv:
-            env = MultiAgentVectorEnv(
-                self.envs,
-                self._mapping,
-                env_id,
-                source,
-                horizon=make_horizon(spec.settings, soft=collects),
-                rebuilder=self.rebuilder,
-                recorder=recorder,
-            )
-            env.info_keys = spec.info_keys
-            return env
-
+        env = MultiAgentVectorEnv(
+            self.envs,
+            self._mapping,
+            env_id,
+            horizon=make_horizon(spec.settings, soft=collects),
+            rebuilder=self.rebuilder,
+            recorder=recorder,
+            info_keys=spec.info_keys,
+        )
         return AgentEnvs(
-            make,
+            env,
             AgentEpisodes(plan, self._num_envs, spec.max_replayed_env_steps),
             env_id,
             runner_index=self._runner_index,
