@@ -22,7 +22,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 from rlrun.data.column_data import Array
 from rlrun.envs.env import observation_problem, stack_observations
 from rlrun.envs.episode_vector_env import bad_value_test
-from rlrun.policies.policy_mapping import Spaces
+from rlrun.policies.policy_mapping import EpisodeStart, Spaces
 
 _FIRST_SLOTS = 16
 _PLAIN_SPACES = (
@@ -45,35 +45,6 @@ class PlannedEpisode:
     has failed."""
     mapping_rng: np.random.Generator
     """Generator for a policy mapping that is random."""
-
-
-class EpisodeSource(Protocol):
-    """Plans the episodes of sub-environments."""
-
-    def planned(self, env_index: int) -> PlannedEpisode | None:
-        """The episode to run now; None if there are no more."""
-
-    def ended(
-        self,
-        env_index: int,
-        episode_return: float,
-        length: int,
-        agents: Sequence[AgentSlot],
-        *,
-        goes_on: bool,
-    ) -> None:
-        """The episode has ended; `planned` then returns the next one.
-
-        Args:
-            agents: all that took part, in order of appearance.
-            goes_on: whether the environment is not reset, as at a soft horizon.
-        """
-
-    def given_up(self, env_index: int) -> None:
-        """The episode is dropped; `planned` then returns the one to run instead."""
-
-    def reseeded(self, env_index: int) -> int:
-        """Another seed for the environment, whose reset raises with the last one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +74,51 @@ class AgentSlot:
     """Numbers of its last info (`report.info_keys`)."""
     unanswered: tuple[int, Any, Any] | None = None
     """Env step, observation and action of its last action until the result comes; for recorders."""
+
+
+@dataclass(slots=True, eq=False)
+class SubEnv:
+    """One sub-environment and the episode that it runs."""
+
+    index: int
+    episode: PlannedEpisode | None = None
+    step: int = 0
+    """Env steps of the episode."""
+    transitions: int = 0
+    """Transitions of its agents since it began or was restored."""
+    agents: dict[Any, AgentSlot] = field(default_factory=dict)
+    """All agents that have joined, in order of joining, including those that have left."""
+    actions: dict[Any, Any] = field(default_factory=dict)
+    """Actions for the next step of the environment, by agent."""
+    total: float = 0.0
+    """Rewards of the episode, of all agents that had acted."""
+    silent: int = 0
+    """Env steps since an agent acted."""
+    goes_on: bool = False
+    """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
+    start: EpisodeStart | None = None
+    suited: dict[tuple[Any, str], tuple[Any, ...]] = field(default_factory=dict)
+    """By agent and policy, the spaces of both when they were compared, which takes long."""
+
+
+class EpisodeSource(Protocol):
+    """Plans the episodes of sub-environments."""
+
+    def planned(self, env_index: int) -> PlannedEpisode | None:
+        """The episode to run now; None if there are no more."""
+
+    def ended(self, sub: SubEnv, *, goes_on: bool) -> None:
+        """The episode has ended; `planned` then returns the next one.
+
+        Args:
+            goes_on: whether the environment is not reset, as at a soft horizon.
+        """
+
+    def given_up(self, env_index: int) -> None:
+        """The episode is dropped; `planned` then returns the one to run instead."""
+
+    def reseeded(self, env_index: int) -> int:
+        """Another seed for the environment, whose reset raises with the last one."""
 
 
 @dataclass(slots=True)

@@ -270,12 +270,6 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str) -> CheckedEnv:
         EnvError: the environment raised, or returned something wrong.
     """
     before = drawn_from(env)
-    info = _check_env(env, env_id)
-    return CheckedEnv(drawn_from(env) != before, has_info_mask(env, info))
-
-
-def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
-    """Like `check_env`; returns the entries of both infos."""
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), spaces.Space):
             raise EnvError(env_id, "constructor", f"{name} is not a gymnasium space")
@@ -294,7 +288,7 @@ def _check_env(env: gymnasium.Env[Any, Any], env_id: str) -> Mapping[str, Any]:
     if problem is not None:
         raise EnvError(env_id, "step", problem, env_step=0)
     check_observation(env.observation_space, result[0], env_id, step=0)
-    return {**result[4], **info}
+    return CheckedEnv(drawn_from(env) != before, has_info_mask(env, {**result[4], **info}))
 
 
 def random_action(space: spaces.Space[Any], observation: Any, *, seed: int) -> Any:

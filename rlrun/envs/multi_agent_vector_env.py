@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import ldexp
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from rlrun.envs.agent_slots import (
     PlannedEpisode,
     PolicySlots,
     SlotStep,
+    SubEnv,
 )
 from rlrun.envs.env import info_numbers, time_limits
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
@@ -51,31 +52,6 @@ Ended = dict[int, tuple[bool, float]]
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
 _FIVE_DICTS = (dict,) * 5
 _BACK = "it has an observation after it has left"
-
-
-@dataclass(slots=True, eq=False)
-class SubEnv:
-    """One sub-environment and the episode that it runs."""
-
-    index: int
-    episode: PlannedEpisode | None = None
-    step: int = 0
-    """Env steps of the episode."""
-    transitions: int = 0
-    """Transitions of its agents since it began or was restored."""
-    agents: dict[Any, AgentSlot] = field(default_factory=dict)
-    """All agents that have joined, in order of joining, including those that have left."""
-    actions: dict[Any, Any] = field(default_factory=dict)
-    """Actions for the next step of the environment, by agent."""
-    total: float = 0.0
-    """Rewards of the episode, of all agents that had acted."""
-    silent: int = 0
-    """Env steps since an agent acted."""
-    goes_on: bool = False
-    """Whether the episode begins, or has just ended, at a soft horizon: without a reset."""
-    start: EpisodeStart | None = None
-    suited: dict[tuple[Any, str], tuple[Any, ...]] = field(default_factory=dict)
-    """By agent and policy, the spaces of both when they were compared, which takes long."""
 
 
 def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
@@ -497,9 +473,8 @@ class MultiAgentVectorEnv:
         if not sub.agents and not sub.goes_on:
             reason = "the episode ended before any agent had an observation"
             raise self._error(sub, "step", reason, sub.step - 1)
-        agents = list(sub.agents.values())
         self._rebuilder.proven = True
-        self.source.ended(sub.index, sub.total, sub.step, agents, goes_on=go_on_with is not None)
+        self.source.ended(sub, goes_on=go_on_with is not None)
         # Slots of those that leave are still theirs: the next episode's agents take others.
         self._start(sub, go_on_with)
 

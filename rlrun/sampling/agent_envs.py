@@ -7,7 +7,7 @@ not know how actions are chosen; the policies' actors receive the steps of their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ from gymnasium.vector.utils import batch_space, iterate
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import other_seed
 from rlrun.envs.agent_slots import (
-    AgentSlot,
     Due,
+    EpisodeSource,
     PlannedEpisode,
     PolicySlots,
     SlotStep,
+    SubEnv,
 )
 from rlrun.envs.errors import EnvError
-from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.sampling.episode_replay import (
     AgentReplay,
@@ -36,7 +37,7 @@ from rlrun.sampling.episodes import AgentEpisodes
 from rlrun.sampling.policy_actor import PolicyActor
 
 
-class AgentEnvs:
+class AgentEnvs(EpisodeSource):
     """Sub-environments with several agents, as slots of their policies.
 
     Args:
@@ -106,7 +107,6 @@ class AgentEnvs:
     # -- the source of the environments' episodes ----------------------------------------------
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
-        """See `EpisodeSource`."""
         episode = self.episodes.planned(env_index)
         if episode is not None:
             recorded = self._recorded[env_index]
@@ -118,27 +118,16 @@ class AgentEnvs:
             self._earlier[env_index] = 0, 0
         return episode
 
-    def ended(
-        self,
-        env_index: int,
-        episode_return: float,
-        length: int,
-        agents: Sequence[AgentSlot],
-        *,
-        goes_on: bool,
-    ) -> None:
-        """See `EpisodeSource`."""
-        self._note(self.env.subs[env_index])
-        self._goes_on[env_index] = goes_on
-        self.episodes.ended(env_index, episode_return, length, agents, goes_on=goes_on)
+    def ended(self, sub: SubEnv, *, goes_on: bool) -> None:
+        self._note(sub)
+        self._goes_on[sub.index] = goes_on
+        self.episodes.ended(sub, goes_on=goes_on)
 
     def given_up(self, env_index: int) -> None:
-        """See `EpisodeSource`."""
         self._goes_on[env_index] = False
         self.episodes.given_up(env_index)
 
     def reseeded(self, env_index: int) -> int:
-        """See `EpisodeSource`."""
         seeds = self.episodes.seeds
         seeds[env_index] = other_seed(seeds[env_index])
         return seeds[env_index]

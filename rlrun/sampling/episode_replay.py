@@ -19,9 +19,9 @@ import numpy as np
 
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import mapping_rng
-from rlrun.envs.agent_slots import PlannedEpisode
+from rlrun.envs.agent_slots import PlannedEpisode, SubEnv
 from rlrun.envs.errors import RAISED
-from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv, SubEnv
+from rlrun.envs.multi_agent_vector_env import MultiAgentVectorEnv
 from rlrun.sampling.episodes import Episodes, Plan
 from rlrun.sampling.policy_actor import PolicyActor
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, episode_noise, episode_seed, mapping_rng
-from rlrun.envs.agent_slots import AgentSlot, PlannedEpisode
+from rlrun.envs.agent_slots import PlannedEpisode, SubEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,37 +257,23 @@ class AgentEpisodes(Episodes):
         episode_id = int(self.ids[env_index])
         return PlannedEpisode(episode_id, seed, self.seeds[env_index], mapping_rng(seed))
 
-    def ended(
-        self,
-        env_index: int,
-        episode_return: float,
-        length: int,
-        agents: Sequence[AgentSlot],
-        *,
-        goes_on: bool,
-    ) -> None:
+    def ended(self, sub: SubEnv, *, goes_on: bool) -> None:
         """Record the episode and turn to the next one; see `EpisodeSource`."""
+        env_index, agents = sub.index, list(sub.agents.values())
         episode_id = int(self.ids[env_index])
-        self.env_steps += length
-        self.agents[episode_id] = names = []
-        returns, metrics = [], {}
-        for agent in agents:
-            self.agent_steps += agent.taken
-            names.append(agent.id)
-            returns.append((str(agent.id), agent.policy_id, agent.total))
-            if agent.metrics:
-                metrics[str(agent.id)] = agent.metrics
-        self.records.append(
-            EpisodeRecord(
-                episode_id=episode_id,
-                env_index=env_index,
-                seed=self.seeds[env_index],
-                episode_return=episode_return,
-                length=length,
-                agents=tuple(returns),
-                agent_metrics=metrics,
-            )
+        self.env_steps += sub.step
+        self.agent_steps += sum(agent.taken for agent in agents)
+        self.agents[episode_id] = [agent.id for agent in agents]
+        record = EpisodeRecord(
+            episode_id=episode_id,
+            env_index=env_index,
+            seed=self.seeds[env_index],
+            episode_return=sub.total,
+            length=sub.step,
+            agents=tuple((str(agent.id), agent.policy_id, agent.total) for agent in agents),
+            agent_metrics={str(agent.id): agent.metrics for agent in agents if agent.metrics},
         )
+        self.records.append(record)
         number = self.plan.next(int(self.number[env_index]))
         self.turn_to(env_index, number, goes_on=goes_on)
 
