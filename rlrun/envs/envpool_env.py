@@ -168,9 +168,6 @@ class PooledVectorEnv(EpisodeVectorEnv):
         return observations
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each environment; the rows of finished environments hold the true final
-        observations.
-        """
         try:
             observations, rewards, terminateds, truncateds, infos = self._pool.step(actions)
         except Exception as error:
@@ -195,16 +192,7 @@ class PooledVectorEnv(EpisodeVectorEnv):
         return self._latest
 
     def render(self) -> Any:
-        """The frames of all sub-environments, as a list [B]."""
         return list(self._pool.render(np.arange(self.num_envs)))
-
-    def get_state(self) -> dict[str, Any] | None:
-        """None: a pool's state cannot be read."""
-        return None
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Never called, since `get_state` returns None."""
-        raise self._error(TypeError("a pool takes no state"), "reset")
 
     def close(self) -> None:
         """End the pool and its threads, which live as long as the object."""

@@ -128,9 +128,11 @@ class EpisodeVectorEnv(Protocol):
 
     def get_state(self) -> Any:
         """The state of all sub-environments, or None if the environment does not offer it."""
+        return None
 
     def set_state(self, state: Any) -> None:
         """Go on from `get_state`."""
+        raise TypeError(f"a {type(self).__name__} takes no state")
 
     def close(self) -> None:
         """Close all sub-environments."""

@@ -128,7 +128,6 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self.offers_state = self._require_state()
 
     def reset(self, seeds: Sequence[int]) -> Batched:
-        """Start an episode in each sub-environment; the observations [B, ...]."""
         self._finished[:] = False
         self.valid = None
         self._vector_steps = 0
@@ -137,9 +136,6 @@ class NativeVectorEnv(EpisodeVectorEnv):
         return observations
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each environment; the rows of finished environments hold the true final
-        observations.
-        """
         try:
             observations, rewards, terminateds, truncateds, infos = self.env.step(actions)
             rewards = np.asarray(rewards).astype(np.float64, casting="same_kind", copy=False)
@@ -177,7 +173,6 @@ class NativeVectorEnv(EpisodeVectorEnv):
         return None
 
     def render(self) -> Any:
-        """The frames of all sub-environments."""
         return self.env.render()
 
     def get_state(self) -> dict[str, Any] | None:
@@ -209,7 +204,6 @@ class NativeVectorEnv(EpisodeVectorEnv):
         return problem is None
 
     def close(self) -> None:
-        """Close all sub-environments, and end their processes."""
         self.env.close()
 
     def _reset(self, seeds: list[int] | None, mask: BoolArray | None) -> Batched:

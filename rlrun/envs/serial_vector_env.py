@@ -24,6 +24,7 @@ from rlrun.envs.episode_vector_env import (
     Batched,
     BoolArray,
     EnvInfos,
+    EpisodeVectorEnv,
     StepResult,
     bad_value_test,
     check_rows,
@@ -32,7 +33,7 @@ from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
 
 
-class SerialVectorEnv:
+class SerialVectorEnv(EpisodeVectorEnv):
     """Steps the sub-environments one after the other in this process; the default.
 
     Observations are written in place into one buffer without further copies, every episode has its
@@ -95,7 +96,6 @@ class SerialVectorEnv:
         self._episode_starts = [0] * size  # in vector steps
 
     def reset(self, seeds: list[int]) -> Batched:
-        """Start an episode in each sub-environment; the observations [B, ...]."""
         observations = self.reset_envs(np.ones(self.num_envs, np.bool_), seeds)
         if self._check:
             space = self.single_observation_space
@@ -103,7 +103,6 @@ class SerialVectorEnv:
         return observations
 
     def reset_envs(self, mask: BoolArray, seeds: list[int]) -> Batched:
-        """Start an episode in the environments of ``mask``; other rows are unchanged."""
         for env_index in mask.nonzero()[0].tolist():
             observation = self._first_observation(env_index, seeds)
             if env_index not in self.failed_envs:
@@ -116,7 +115,6 @@ class SerialVectorEnv:
         return self._buffer
 
     def repeat(self, actions: Batched, due: BoolArray, seeds: list[int]) -> Batched:
-        """Step the environments of ``due``; see `EpisodeVectorEnv`."""
         split = list(self._split(actions))
         for env_index in due.nonzero()[0].tolist():
             self._begin(env_index, split[env_index])
@@ -169,7 +167,6 @@ class SerialVectorEnv:
         self.envs[env_index], self._step_functions[env_index] = env, env.step
 
     def step(self, actions: Batched) -> StepResult:
-        """Step each sub-environment with its row of ``actions``."""
         rows = self._in_place
         out = self._buffer if rows else self._nested_observations
         rewards, terminateds, truncateds = self._float_rewards, self._terminateds, self._truncateds
@@ -212,15 +209,12 @@ class SerialVectorEnv:
         return self._buffer, self._rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
-        """The frames of all sub-environments, as a list [B]."""
         return [env.render() for env in self.envs]
 
     def get_state(self) -> list[dict[str, Any]] | None:
-        """The states of the environments, see `take_state`; None if they offer none."""
         return self._ask("get_state", [()] * self.num_envs) if self.offers_state else None
 
     def set_state(self, state: Any) -> None:
-        """Restore the states of environments that have been reset."""
         self._ask("set_state", [(own_state,) for own_state in state])
 
     def _ask(self, phase: EnvPhase, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -237,7 +231,6 @@ class SerialVectorEnv:
         return STATE_CALLS[phase](env, *given)
 
     def close(self) -> None:
-        """Close all sub-environments."""
         for env in self.envs:
             env.close()
 

@@ -262,7 +262,8 @@ class AgentEpisodes(Episodes):
         env_index, agents = sub.index, list(sub.agents.values())
         episode_id = int(self.ids[env_index])
         self.env_steps += sub.step
-        self.agent_steps += sum(agent.taken for agent in agents)
+        self.agent_steps += sum([agent.taken for agent in agents])
+        returns = [(str(agent.id), agent.policy_id, agent.total) for agent in agents]
         self.agents[episode_id] = [agent.id for agent in agents]
         record = EpisodeRecord(
             episode_id=episode_id,
@@ -270,7 +271,7 @@ class AgentEpisodes(Episodes):
             seed=self.seeds[env_index],
             episode_return=sub.total,
             length=sub.step,
-            agents=tuple((str(agent.id), agent.policy_id, agent.total) for agent in agents),
+            agents=tuple(returns),
             agent_metrics={str(agent.id): agent.metrics for agent in agents if agent.metrics},
         )
         self.records.append(record)
