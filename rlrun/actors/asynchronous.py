@@ -203,7 +203,9 @@ class AsynchronousSampler:
         results = self._remote.actors.fetch_ready_async_reqs(timeout_s=timeout_s)
         by_runner: dict[int, list[CallResult]] = {}
         for result in results:
-            if result.actor_failed or self._is_expected(result):
+            asked = self._asked.get(result.actor_id, ())
+            expected = [(self._generation, one.request.fragment) for one in asked]
+            if result.actor_failed or result.tag in expected:
                 by_runner.setdefault(result.actor_id, []).append(result)
         for index, of_runner in by_runner.items():
             self._accept(index, of_runner)
@@ -213,10 +215,6 @@ class AsynchronousSampler:
         self._refill_all()
         if not (results or self._queue or self._remote.actors.num_in_flight()):
             self._remote.fail_without_runners()
-
-    def _is_expected(self, result: CallResult) -> bool:
-        asked = [asked.request.fragment for asked in self._asked.get(result.actor_id, ())]
-        return result.tag in [(self._generation, fragment) for fragment in asked]
 
     def _accept(self, index: int, results: list[CallResult]) -> None:
         """Queue a runner's replies; the first failure voids its later requests."""

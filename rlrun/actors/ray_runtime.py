@@ -218,46 +218,50 @@ def start_ray(
         ResourceError: the resources do not suffice; for a local Ray before it starts.
         RayStartError: Ray does not start, or the cluster does not answer.
     """
-    cpus = 1.0
-    if address is None and not is_running():
-        there = local_resources()
-        cpus = preflight(settings, there, "this machine", learners, evaluation, num_networks)
+
+    def checked(available: Resources, where: str) -> float:
+        return preflight(settings, available, where, learners, evaluation, num_networks)
+
+    runs_already = is_running()
+    if not runs_already and address is None:
+        cpus = checked(local_resources(), "this machine")
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)  # notices about itself, on the terminal
-    if not ray.is_initialized():
-        # By default Ray also prints errors of calls whose results nothing waits for.
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if ray.is_initialized():
-        there = cluster_resources()
-        cpus = preflight(settings, there, "the running Ray", learners, evaluation, num_networks)
-    elif address is None:
+    if runs_already:
+        return checked(cluster_resources(), "the running Ray")
+    # By default Ray also prints errors of calls whose results nothing waits for.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    if address is None:
         with signals_wait():
             _start_local(start_timeout_s)
-    else:
-        _wait_for_cluster(address)
-        try:
-            with signals_wait():
-                ray.init(
-                    address=address,
-                    runtime_env={"env_vars": _worker_variables()},
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
-        except Exception as error:
-            message = f"no Ray cluster at {address}: {_first_line(error)}"
-            # `ray start` asks for the token that is there; an address is sent none by itself.
-            if "RAY_AUTH_MODE" not in os.environ:
-                message += "; if it asks for a token (Ray 2.60 and later), set RAY_AUTH_MODE=token"
-            raise RayStartError(message) from error
-        try:
-            where = f"the cluster at {address}"
-            there = cluster_resources()
-            cpus = preflight(settings, there, where, learners, evaluation, num_networks)
-        except ResourceError:
-            ray.shutdown()
-            raise
-    return cpus
+        return cpus
+    _connect(address)
+    try:
+        return checked(cluster_resources(), f"the cluster at {address}")
+    except ResourceError:
+        ray.shutdown()
+        raise
+
+
+def _connect(address: str) -> None:
+    import ray
+
+    _wait_for_cluster(address)
+    try:
+        with signals_wait():
+            ray.init(
+                address=address,
+                runtime_env={"env_vars": _worker_variables()},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except Exception as error:
+        message = f"no Ray cluster at {address}: {_first_line(error)}"
+        # `ray start` asks for the token that is there; an address is sent none by itself.
+        if "RAY_AUTH_MODE" not in os.environ:
+            message += "; if it asks for a token (Ray 2.60 and later), set RAY_AUTH_MODE=token"
+        raise RayStartError(message) from error
 
 
 def _wait_for_cluster(address: str) -> None:

@@ -373,7 +373,8 @@ class ColumnBatch:
                 continue
             if not concerns(name) or self._is_per_sequence(name):
                 continue
-            lengths = {len(column)} if isinstance(column, SharedColumn) else _leaf_lengths(column)
+            parts = [column] if isinstance(column, SharedColumn) else leaves(column)
+            lengths = {len(part) for part in parts}
             if lengths - {expected}:
                 raise ValueError(
                     f"column {name!r} has {sorted(lengths)} rows where others have {expected}"
@@ -416,13 +417,10 @@ def _check_alike(batches: Sequence[ColumnBatch]) -> None:
             )
         if (col.SEQ_LENS in batch) != (col.SEQ_LENS in first):
             raise ValueError("some batches have seq_lens and some do not")
-        missing = first._columns.keys() - batch._columns.keys() - _left_out(batch)
+        left_out = frozenset() if batch.reads is None else batch.reads.left_out
+        missing = first._columns.keys() - batch._columns.keys() - left_out
         if missing:
             raise ValueError(f"a batch lacks columns that the first one has: {sorted(missing)}")
-
-
-def _left_out(batch: ColumnBatch) -> frozenset[str]:
-    return frozenset() if batch.reads is None else batch.reads.left_out
 
 
 def _joined_columns(batches: Sequence[ColumnBatch]) -> dict[str, Any]:
@@ -475,10 +473,6 @@ def _restored(
 
 def _contiguous(leaf: Any) -> Any:
     return np.ascontiguousarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _leaf_lengths(column: Any) -> set[int]:
-    return {len(leaf) for leaf in leaves(column)}
 
 
 def _described(column: Any) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -26,6 +26,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlrun.data.column_data import map_leaves
 from rlrun.envs.env import EnvContext
 from rlrun.envs.episode_vector_env import (
     Batched,
@@ -187,8 +188,13 @@ class PooledVectorEnv(EpisodeVectorEnv):
             observations, infos = self._pool.reset(np.flatnonzero(mask))
         except Exception as error:
             raise self._error(error, "reset") from None
-        self._latest = _each(np.array, self._latest)  # final observations stay as they are
-        _write_rows(self._latest, infos["env_id"], observations)
+
+        def with_first(final: Any, first: Any) -> Any:
+            rows = np.array(final)  # final observations stay as they are
+            rows[infos["env_id"]] = first
+            return rows
+
+        self._latest = map_leaves(with_first, self._latest, observations)
         return self._latest
 
     def render(self) -> Any:
@@ -222,14 +228,14 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         number = int(self.np_random.integers(2**31)) if seed is None else seed
         self._pool, observations, infos = self._make([number])
-        return _each(itemgetter(0), observations), self._single_infos(infos)
+        return map_leaves(itemgetter(0), observations), self._single_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the pool of one sub-environment."""
-        batch = _each(_batch_of_one, action)
+        batch = map_leaves(lambda part: np.asarray(part)[np.newaxis], action)
         observations, rewards, terminateds, truncateds, infos = self._pool.step(batch)
         truncated = bool(truncateds[0]) or bool(infos["elapsed_step"][0] >= self._make.limit)
-        observation, reward = _each(itemgetter(0), observations), float(rewards[0])
+        observation, reward = map_leaves(itemgetter(0), observations), float(rewards[0])
         return observation, reward, bool(terminateds[0]), truncated, self._single_infos(infos)
 
     def render(self) -> Any:
@@ -243,7 +249,7 @@ class PoolSubEnv(gymnasium.Env[Any, Any]):
 
     def _single_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
         return {
-            name: _each(itemgetter(0), values)
+            name: map_leaves(itemgetter(0), values)
             for name, values in infos.items()
             if name not in _BOOKKEEPING
         }
@@ -265,7 +271,7 @@ class PoolInfos(EnvInfos):
 
     def __getitem__(self, key: str) -> list[Any]:
         values = self._arrays[key]
-        return [_each(itemgetter(env_index), values) for env_index in range(self._num_envs)]
+        return [map_leaves(itemgetter(env_index), values) for env_index in range(self._num_envs)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -282,22 +288,3 @@ def _mended(space: spaces.Space[Any]) -> spaces.Space[Any]:
         low = np.where(space.low == np.finfo(space.dtype).tiny, -np.inf, space.low)
         return spaces.Box(low.astype(space.dtype), space.high, dtype=space.dtype.type)
     return space
-
-
-def _write_rows(into: Batched, env_indices: np.ndarray[Any, Any], rows: Batched) -> None:
-    if isinstance(into, dict):
-        for key, part in into.items():
-            _write_rows(part, env_indices, rows[key])
-    else:
-        into[env_indices] = rows
-
-
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """``function`` of an array, or of each array of nested dicts."""
-    if isinstance(value, dict):
-        return {key: _each(function, part) for key, part in value.items()}
-    return function(value)
-
-
-def _batch_of_one(value: Any) -> Any:
-    return np.asarray(value)[np.newaxis]

@@ -3,9 +3,7 @@
 The default is in `serial_vector_env`, adapters for gymnasium's own vector environments in
 `native_vector_env`. Knows nothing of policies, batches, connectors or Ray.
 
-    B        number of sub-environments (copies of the environment)
-    env index index of a copy, 0..B-1
-    batched  one array [B, ...], or for Dict and Tuple spaces a dict or tuple of them
+    B  number of sub-environments (copies of the environment)
 """
 
 from __future__ import annotations

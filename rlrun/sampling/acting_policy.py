@@ -163,7 +163,7 @@ class ActingPolicy:
         return actor.act(Due())
 
     def _begin_fragment(self) -> None:
-        self._actor.begin_fragment(frozenset())
+        self._actor.begin_fragment()
         if self._actor.explore:
             self._actor.noise.begin_fragment(self._rng, _STEPS_KEPT, self.num_envs)
 

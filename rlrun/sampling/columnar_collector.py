@@ -212,12 +212,6 @@ class ColumnarCollector(SampleCollector):
                 self._leave_out(slice(max(int(self._first_row[slot]), 0), self._t), slot)
         self._first_row[slots] = self._latest_first_row = self._t
 
-    def _number_rows(self, buffer: FragmentBuffer) -> None:
-        """Fill in episode ids and steps, from the rows in which episodes began."""
-        for row, slots, episode_ids, first in self._begun:
-            buffer.episode_id[row : self._t, slots] = episode_ids
-            buffer.episode_step[row : self._t, slots] = np.arange(row, self._t)[:, None] - first
-
     @property
     def rewards(self) -> Array:
         assert self._buffer is not None
@@ -246,7 +240,9 @@ class ColumnarCollector(SampleCollector):
         """Keep the rows that the next fragment needs; returns this one's buffer."""
         buffer, t = self._buffer, self._t
         assert buffer is not None
-        self._number_rows(buffer)
+        for row, slots, episode_ids, first in self._begun:
+            buffer.episode_id[row:t, slots] = episode_ids
+            buffer.episode_step[row:t, slots] = np.arange(row, t)[:, None] - first
         num_held = self._hold_back(buffer, t)
         if self._lookback:
             stop = buffer.lookback + t - num_held

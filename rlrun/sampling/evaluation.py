@@ -78,7 +78,8 @@ def run_episodes(
         if isinstance(envs, AgentEnvs):
             envs.set_policies(runner.policy_spaces(), actors)
         loop = SamplingLoop(envs, actors)
-        _begin_fragment(loop)
+        for actor in actors.values():
+            actor.begin_fragment()
         envs.begin_fragment(actors)
         step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
         steps = 0
@@ -88,10 +89,5 @@ def run_episodes(
             if steps % _STEPS_KEPT == 0:
                 for actor in actors.values():
                     actor.discard()
-                _begin_fragment(loop)
+                    actor.begin_fragment()
         return sorted(envs.episodes.records, key=lambda record: record.episode_id)
-
-
-def _begin_fragment(loop: SamplingLoop) -> None:
-    for actor in loop.actors.values():
-        actor.begin_fragment(frozenset())

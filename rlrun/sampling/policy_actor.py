@@ -279,7 +279,10 @@ class PolicyActor:
     # -- fragments -----------------------------------------------------------------------------
 
     def begin_fragment(
-        self, unsent: frozenset[str], length: int | None = None, first_unroll_id: int = 0
+        self,
+        unsent: frozenset[str] = frozenset(),
+        length: int | None = None,
+        first_unroll_id: int = 0,
     ) -> None:
         """Begin a fragment, with the views that the policy asks for now.
 
