@@ -43,7 +43,6 @@ from rlrun.config.schedules import Coefficient
 from rlrun.config.schema import Count
 from rlrun.config.section import NonNegative, Positive
 from rlrun.data import columns as col
-from rlrun.data.batch_state import batch_from_state, batch_state
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import Learner
@@ -227,7 +226,7 @@ class APPOUpdater:
         """The target policy, the buffer, the weight of the KL term, the updates so far."""
         return {
             "target": self.target.get_state(),
-            "buffer": [[batch_state(batch), left] for (batch, _), left in self._buffer.contents()],
+            "buffer": [[batch.get_state(), left] for (batch, _), left in self._buffer.contents()],
             "filled": self._buffer.filled,
             "num_updates": self._num_updates,
             "kl": self._kl.get_state(),
@@ -239,7 +238,7 @@ class APPOUpdater:
         self._kl.set_state(state["kl"])
         self._num_updates = int(state["num_updates"])
         self._buffer.filled = bool(state["filled"])
-        held = [(batch_from_state(batch), left) for batch, left in state["buffer"]]
+        held = [(SampleBatch.from_state(batch), left) for batch, left in state["buffer"]]
         self._buffer.set_contents(((batch, self._load(batch)), left) for batch, left in held)
 
     def _load(self, batch: SampleBatch) -> LoadedBatch:

@@ -309,6 +309,36 @@ class ColumnBatch:
         }
         return _restored, (type(self), contiguous, self.flags())
 
+    def get_state(self) -> dict[str, Any]:
+        """Columns and flags as plain values, for checkpoints, without columns of objects.
+
+        Columns that share a storage share one again: which rows a learner computes together
+        determines the last digits of the result.
+        """
+        shared = self._shared_columns()
+        storages = {id(column.storage): column.storage for column in shared.values()}
+        numbers = {key: number for number, key in enumerate(storages)}
+        return {
+            "order": list(self._columns),
+            "plain": {
+                name: column
+                for name, column in self._columns.items()
+                if name not in shared and not any(leaf.dtype.hasobject for leaf in leaves(column))
+            },
+            "storages": list(storages.values()),
+            "shared": {name: [numbers[id(c.storage)], c.index] for name, c in shared.items()},
+            "flags": self.flags(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The batch of a state from `get_state`."""
+        columns = {name: as_column(column) for name, column in state["plain"].items()}
+        for name, (number, index) in state["shared"].items():
+            columns[name] = SharedColumn(state["storages"][number], index)
+        in_order = {name: columns[name] for name in state["order"] if name in columns}
+        return cls.from_columns(in_order, **state["flags"])
+
     def check_valid(self) -> None:
         """Raise ValueError if the columns do not fit together."""
         self._check_rows(lambda name: True)

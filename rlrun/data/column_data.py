@@ -97,6 +97,26 @@ def object_array(values: Sequence[Any]) -> Array:
     return array
 
 
+def columns_state(columns: Mapping[str, Array]) -> dict[str, Any]:
+    """Columns as a checkpoint takes them: objects as shape and list, others as they are."""
+    return {
+        name: {"shape": list(rows.shape), "objects": rows.ravel().tolist()}
+        if rows.dtype == np.object_
+        else rows
+        for name, rows in columns.items()
+    }
+
+
+def columns_from_state(state: Mapping[str, Any]) -> dict[str, Array]:
+    """The columns of such a state."""
+    return {
+        name: object_array(rows["objects"]).reshape(rows["shape"])
+        if isinstance(rows, dict)
+        else np.asarray(rows)
+        for name, rows in state.items()
+    }
+
+
 def is_tensor(value: Any) -> bool:
     """Whether a leaf is a torch tensor, without importing torch."""
     return hasattr(value, "device") and hasattr(value, "detach")

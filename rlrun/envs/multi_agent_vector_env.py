@@ -75,7 +75,7 @@ class MultiAgentVectorEnv:
         info_keys: keys of numbers in an agent's last info to put into its metrics.
 
     Attributes:
-        source: plans their episodes; to be set before `start`.
+        source: plans their episodes; to be set before `begin`.
         policies: slots by policy id; may change between steps.
         failed: sub-environments that raised in the last step, which ended their episodes.
         stopped: whether the recorder has ended the rollout.
@@ -110,9 +110,9 @@ class MultiAgentVectorEnv:
 
     # -- episodes ------------------------------------------------------------------------------
 
-    def start(self) -> dict[str, SlotStep]:
-        """Begin the first episode of each sub-environment."""
-        for sub in self.subs:
+    def begin(self, subs: Iterable[SubEnv]) -> dict[str, SlotStep]:
+        """Begin the first episode of each sub-environment, or the next after a dropped one."""
+        for sub in subs:
             self._start(sub)
         self._finish_resets()
         return self._take_steps()
@@ -120,7 +120,7 @@ class MultiAgentVectorEnv:
     def give_up(self, sub: SubEnv) -> dict[str, list[int]]:
         """Drop the sub-environment's episode; returns the slots that took part, by policy.
 
-        `begin_again` begins the next one.
+        `begin` begins the next one.
         """
         slots: dict[str, list[int]] = {}
         for agent in sub.agents.values():
@@ -131,12 +131,6 @@ class MultiAgentVectorEnv:
             self.policies[policy_id].not_due(gone)
         self.source.given_up(sub.index)
         return slots
-
-    def begin_again(self, sub: SubEnv) -> dict[str, SlotStep]:
-        """Begin the next episode of a sub-environment whose last one was dropped."""
-        self._start(sub)
-        self._finish_resets()
-        return self._take_steps()
 
     def _start(self, sub: SubEnv, observations: Mapping[Any, Any] | None = None) -> None:
         """Begin the next episode, with a reset or with the observations of the one before.

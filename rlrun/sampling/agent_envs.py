@@ -102,7 +102,7 @@ class AgentEnvs(EpisodeSource):
     def begin_again(self, subs: Iterable[SubEnv], actors: Mapping[str, PolicyActor]) -> None:
         """Begin the next episodes of sub-environments whose episodes were given up."""
         for sub in subs:
-            self._observe(self.env.begin_again(sub), actors)
+            self._observe(self.env.begin([sub]), actors)
 
     # -- the source of the environments' episodes ----------------------------------------------
 
@@ -186,7 +186,7 @@ class AgentEnvs(EpisodeSource):
             self._env_steps -= 1 + sub.step - env_steps  # with the one that has raised
             self._agent_steps -= sub.transitions - agent_steps
             self._give_up(sub, actors)
-            self._observe(self.env.begin_again(sub), actors)
+            self._observe(self.env.begin([sub]), actors)
 
     def _give_up(self, sub: SubEnv, actors: Mapping[str, PolicyActor]) -> None:
         episode_id = int(self.episodes.ids[sub.index])
@@ -209,7 +209,7 @@ class AgentEnvs(EpisodeSource):
         self._env_steps = self._agent_steps = 0
         if not self.started:
             self.started = True
-            self._observe(self.env.start(), actors)
+            self._observe(self.env.begin(self.env.subs), actors)
 
     def collect(
         self, step: Callable[[], None], actors: Mapping[str, PolicyActor], length: int
@@ -369,7 +369,7 @@ class AgentEnvs(EpisodeSource):
         for env_index in sorted(diverged):
             sub = self.env.subs[env_index]
             self._give_up(sub, actors)
-            self._observe(self.env.begin_again(sub), actors)
+            self._observe(self.env.begin([sub]), actors)
 
     def _saved(self, slots: PolicySlots, state: Mapping[str, Any]) -> Observations:
         """Raw observations in the state of agents that act next; empty if they are replayed."""

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.data import columns as col
-from rlrun.data.batch_state import columns_from_state, columns_state
-from rlrun.data.column_data import Array
+from rlrun.data.column_data import Array, columns_from_state, columns_state
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrainingRows, TrajectoryViews, add_views
 from rlrun.envs.agent_slots import SlotStep

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from rlrun.checkpoint.state_codec import decode, encode
-from rlrun.data.batch_state import (
-    batch_from_state,
-    batch_state,
-    columns_from_state,
-    columns_state,
-)
+from rlrun.data.column_data import columns_from_state, columns_state
 from rlrun.data.sample_batch import SampleBatch
 
 
@@ -29,7 +24,7 @@ def test_columns_storages_and_flags_come_back():
     )
     batch.set_shared("obs", storage, np.array([0, 1, 2, 4]))
     batch.set_shared("new_obs", storage, np.array([1, 2, 3, 5]))
-    back = batch_from_state(decode(*encode(batch_state(batch))))
+    back = SampleBatch.from_state(decode(*encode(batch.get_state())))
     assert list(back) == [name for name in batch if name != "infos"]
     assert back.max_seq_len == 3
     (obs, index), (new_obs, _) = back.shared("obs"), back.shared("new_obs")
