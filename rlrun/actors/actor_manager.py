@@ -80,8 +80,7 @@ class FaultTolerantActorManager:
     ) -> None:
         self._factory = factory
         self._max_in_flight = max_in_flight
-        self._max_restarts = max_restarts
-        self._restart_delay_s = restart_delay_s
+        self._max_restarts, self._restart_delay_s = max_restarts, restart_delay_s
         self._actors: dict[int, _Actor] = {}
         self._first_id = first_id
         for _ in range(num_actors):

@@ -8,8 +8,8 @@ the result of learning. Knows nothing of algorithms, nor of what columns mean.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from rlrun.data import columns as col
 
@@ -54,14 +54,6 @@ class ColumnReads:
         self.note(self.left_out.union(present), present)
 
 
-class _Batch(Protocol):
-    """The part of a SampleBatch that is used here."""
-
-    reads: ColumnReads | None
-
-    def keys(self) -> KeysView[str]: ...
-
-
 class ReadsByPolicy:
     """The reads of all policies' train batches.
 
@@ -73,7 +65,7 @@ class ReadsByPolicy:
         self._reads: dict[str, ColumnReads] = {}
         self.left_out: dict[str, frozenset[str]] = {}
 
-    def watch(self, batches: Mapping[str, _Batch]) -> None:
+    def watch(self, batches: Mapping[str, Any]) -> None:
         """Record from now on which columns are read from new batches, by policy id."""
         for policy_id, batch in batches.items():
             reads = self._reads.get(policy_id)

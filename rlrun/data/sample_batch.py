@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from rlrun.data.view_requirement import ViewRequirement, single_step_columns
 
 DEFAULT_POLICY_ID = "default_policy"
 """The id of the policy if none is named."""
+
+AnyBatch = TypeVar("AnyBatch", bound="SampleBatch | MultiAgentBatch")
 
 # Inside the class, `slice` in a signature would be the method of that name.
 RowRange = slice
@@ -232,18 +234,8 @@ class SampleBatch(ColumnBatch):
         """A new batch: the rows of this one, then the other's."""
         return concat_samples([self, other])
 
-    @overload
     @staticmethod
-    def concat_samples(batches: Iterable[SampleBatch]) -> SampleBatch: ...
-    @overload
-    @staticmethod
-    def concat_samples(
-        batches: Iterable[SampleBatch | MultiAgentBatch],
-    ) -> SampleBatch | MultiAgentBatch: ...
-    @staticmethod
-    def concat_samples(
-        batches: Iterable[SampleBatch | MultiAgentBatch],
-    ) -> SampleBatch | MultiAgentBatch:
+    def concat_samples(batches: Iterable[AnyBatch]) -> AnyBatch:
         """The function `concat_samples`."""
         return concat_samples(batches)
 
@@ -489,15 +481,7 @@ def step_ranks(batches: Iterable[SampleBatch]) -> Array:
     return ranks
 
 
-@overload
-def concat_samples(batches: Iterable[SampleBatch]) -> SampleBatch: ...
-@overload
-def concat_samples(
-    batches: Iterable[SampleBatch | MultiAgentBatch],
-) -> SampleBatch | MultiAgentBatch: ...
-def concat_samples(
-    batches: Iterable[SampleBatch | MultiAgentBatch],
-) -> SampleBatch | MultiAgentBatch:
+def concat_samples(batches: Iterable[AnyBatch]) -> AnyBatch:
     """Append batches. Empty ones are skipped; without any, the result is an empty SampleBatch.
 
     The result has the columns of the first batch, and the others must have them, too. Shared
@@ -505,14 +489,16 @@ def concat_samples(
     appended to the default policy's. A single batch is copied shallowly. Raises ValueError for
     batches that do not fit together (`column_batch.append`).
     """
-    given = list(batches)
-    plain = [batch for batch in given if isinstance(batch, SampleBatch)]
-    if len(plain) < len(given):
-        return _concat_multi_agent([batch.as_multi_agent() for batch in given if len(batch)])
-    plain = [batch for batch in plain if len(batch)]
-    if not plain:
-        return SampleBatch()
-    return append(plain) if len(plain) > 1 else plain[0].copy(shallow=True)
+    given: Sequence[Any] = list(batches)
+    filled = [batch for batch in given if len(batch)]
+    joined: Any
+    if not all(isinstance(batch, SampleBatch) for batch in given):
+        joined = _concat_multi_agent([batch.as_multi_agent() for batch in filled])
+    elif filled:
+        joined = append(filled) if len(filled) > 1 else filled[0].copy(shallow=True)
+    else:
+        joined = SampleBatch()
+    return cast(AnyBatch, joined)
 
 
 def _concat_multi_agent(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:

@@ -39,14 +39,13 @@ class EnvWrapper:
 
 def find_wrappers(specs: Sequence[UseSpec]) -> tuple[EnvWrapper, ...]:
     """The wrappers of a setting, the innermost one first."""
-    return tuple(EnvWrapper(s.use, import_object(wrapper_path(s.use)), _kwargs(s)) for s in specs)
-
-
-def _kwargs(spec: UseSpec) -> Mapping[str, Any]:
-    """The arguments of a wrapper. Gymnasium's wrappers need tuples, and a file has lists."""
-    if is_import_path(spec.use):
-        return spec.kwargs
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in spec.kwargs.items()}
+    wrappers = []
+    for spec in specs:
+        kwargs = dict(spec.kwargs)
+        if not is_import_path(spec.use):  # gymnasium's need tuples, and a file has lists
+            kwargs = {k: tuple(v) if isinstance(v, list) else v for k, v in kwargs.items()}
+        wrappers.append(EnvWrapper(spec.use, import_object(wrapper_path(spec.use)), kwargs))
+    return tuple(wrappers)
 
 
 class InfoActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
