@@ -97,7 +97,7 @@ def preflight(
     settings = reserving(settings, cpus)
     evaluation = None if evaluation is None else reserving(evaluation, cpus)
     number = settings.num_env_runners
-    problems = list(_shortages("env_runner", settings, available, Resources(), where))
+    problems = list(_shortages("env_runner", settings, available, [], where))
     for name, each in settings.custom_resources_per_env_runner.items():
         there = available.custom.get(name, 0.0)
         if number * each > there:
@@ -106,15 +106,12 @@ def preflight(
                 f"but {where} has {there:g}: set env_runners.custom_resources_per_env_runner "
                 "to what the cluster offers"
             )
+    before: list[tuple[str, Any]] = [("env_runner", settings)]
     if learners is not None and not problems:
-        taken = Resources(
-            number * settings.cpus_per_env_runner, number * settings.num_gpus_per_env_runner
-        )
-        problems += _shortages("learner", learners, available, taken, where, policies=num_networks)
+        problems += _shortages("learner", learners, available, before, where, policies=num_networks)
+    before.append(("learner", learners))
     if evaluation is not None and not problems:
-        processes = [("env_runner", settings), ("learner", learners)]
-        taken = Resources(_sum_of(processes, "cpus"), _sum_of(processes, "gpus"))
-        problems += _shortages("env_runner", evaluation, available, taken, where, "evaluation.")
+        problems += _shortages("env_runner", evaluation, available, before, where, "evaluation.")
     if problems:
         raise ResourceError("\n".join(problems))
     return cpus
@@ -147,7 +144,7 @@ def _shortages(
     process: str,
     settings: EnvRunnersConfig | LearnersConfig,
     available: Resources,
-    taken: Resources,
+    before: Iterable[tuple[str, Any]],
     where: str,
     section: str = "",
     policies: int = 1,
@@ -156,13 +153,14 @@ def _shortages(
 
     Args:
         process: name of such a process in the settings: "env_runner" or "learner".
+        before: other processes, which get their resources first; see `_sum_of`.
         section: where their settings are, ``evaluation.`` for those that evaluate.
         policies: number of policies, each with an equal share of the processes.
     """
     number: int = getattr(settings, f"num_{process}s")
     for kind in ("CPUs", "GPUs"):
         each: float = getattr(settings, f"num_{kind.lower()}_per_{process}")
-        there, used = getattr(available, kind.lower()), getattr(taken, kind.lower())
+        there, used = getattr(available, kind.lower()), _sum_of(before, kind.lower())
         if number * each <= there - used:
             continue
         others = "the other processes" if section else "the env runners"

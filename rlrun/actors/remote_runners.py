@@ -159,8 +159,6 @@ class RemoteRunners:
                 self.actors.set_unhealthy(index)
             raise
 
-    # -- requests ------------------------------------------------------------------------------
-
     def send(
         self, index: int, request: SampleRequest, weights: Any, *, tag: Any, task: Task | None
     ) -> bool:
@@ -204,8 +202,6 @@ class RemoteRunners:
         if request.connector_state is not None or self.states.connector_state is None:
             return request
         return replace(request, connector_state=self.states.connector_state)
-
-    # -- failures ------------------------------------------------------------------------------
 
     def recover(self, failures: Sequence[CallResult], fragment: int) -> list[int]:
         """Replace the runners whose calls have failed; returns those that can be asked again.
@@ -372,8 +368,6 @@ class RemoteRunners:
             failures += [result for result in self._answers(going_on) if not result.ok]
         return failures
 
-    # -- states --------------------------------------------------------------------------------
-
     def get_states(self) -> dict[int, dict[str, Any] | None]:
         """See `EnvRunnerGroup.get_states`."""
         taken = {index: self.states.taken.get(index) for index in self.actors.actor_ids}
@@ -446,8 +440,6 @@ class RemoteRunners:
         if self.actors.num_in_flight() == 0:
             self.actors.foreach_actor("stop", timeout_s=2.0)
         self.actors.stop()
-
-    # -- calls that must be answered -----------------------------------------------------------
 
     def _call_all(
         self, calls: Mapping[int, tuple[Any, ...]], *, in_time: bool = False

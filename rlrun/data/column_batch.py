@@ -353,8 +353,6 @@ class ColumnBatch:
             if not inside.all():
                 raise ValueError(f"column {name!r}: an index points outside of its storage")
 
-    # Helpers
-
     def _like(self, columns: dict[str, Any]) -> Self:
         batch = type(self).from_columns(columns, **self.flags())
         batch.reads = self.reads

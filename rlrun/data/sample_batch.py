@@ -284,8 +284,6 @@ class SampleBatch(ColumnBatch):
         self.is_training = training
         return self
 
-    # Helpers
-
     def _require_rows(self, what: str) -> None:
         if self.time_major:
             raise ValueError(f"{what}: a time-major batch has no rows to select")

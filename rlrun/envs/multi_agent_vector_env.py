@@ -36,12 +36,7 @@ from rlrun.envs.horizon import ALL, Flags, Horizon, time_limit
 from rlrun.envs.multi_agent_env import Dicts, SubEnvs
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.recorded_step import AgentTransition, RecordedStep, Recorder
-from rlrun.policies.policy_mapping import (
-    AgentMapping,
-    EpisodeStart,
-    MappingError,
-    require_spaces,
-)
+from rlrun.policies.policy_mapping import AgentMapping, EpisodeStart, MappingError, require_spaces
 
 if TYPE_CHECKING:
     from rlrun.config.schema import EnvRunnersConfig
@@ -107,8 +102,6 @@ class MultiAgentVectorEnv:
         self.recorded = recorder is not None
         self._rebuilder = rebuilder
         self._env_id, self._info_keys = env_id, info_keys
-
-    # -- episodes ------------------------------------------------------------------------------
 
     def begin(self, subs: Iterable[SubEnv]) -> dict[str, SlotStep]:
         """Begin the first episode of each sub-environment, or the next after a dropped one."""
@@ -196,8 +189,6 @@ class MultiAgentVectorEnv:
             envs.envs[index] = self._rebuilder.build(envs.rebuild, envs.envs[index], index, error)
         except TooManyFailures as why:
             raise self.raised(error, sub, phase, str(why)) from None
-
-    # -- steps ---------------------------------------------------------------------------------
 
     @property
     def num_begun(self) -> int:
@@ -301,8 +292,6 @@ class MultiAgentVectorEnv:
             if transitions is not None:
                 transitions += self._completed(*taken)
         return steps
-
-    # -- reading the dicts ---------------------------------------------------------------------
 
     def _credit(self, results: list[tuple[SubEnv, Dicts]]) -> None:
         """Credit rewards to the agents that have acted."""
@@ -472,8 +461,6 @@ class MultiAgentVectorEnv:
         # Slots of those that leave are still theirs: the next episode's agents take others.
         self._start(sub, go_on_with)
 
-    # -- recording -----------------------------------------------------------------------------
-
     def _completed(
         self, step: SlotStep, agents: Sequence[AgentSlot], observations: Sequence[Any]
     ) -> Iterable[AgentTransition]:
@@ -518,8 +505,6 @@ class MultiAgentVectorEnv:
         dropped = {index: each.episode_id for index, each in running.items() if each is not None}
         seen = None, None, None, rewards, flags[0], flags[1]
         return RecordedStep(*seen, numbers, agents=transitions, dropped=dropped)
-
-    # -- errors --------------------------------------------------------------------------------
 
     def fault(self, agent: AgentSlot, reason: str, step: int | None = None) -> EnvError:
         """The error to raise for an agent's wrong observation or reward."""

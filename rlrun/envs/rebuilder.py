@@ -21,6 +21,7 @@ _UNPROVEN = (
     "rebuilds it anyway"
 )
 
+_COUNTERS = ("env_steps", "proven", "_failures", "_spent", "_spent_at")
 _MOST_IN_EVALUATION = 100  # an episode of it is repeated, and may fail again at the same step
 
 _log = logging.getLogger(__name__)
@@ -100,11 +101,9 @@ class Rebuilder:
 
     def get_state(self) -> dict[str, Any]:
         """The counters that decide whether the next failure is tolerated."""
-        names = ("env_steps", "proven", "_failures", "_spent", "_spent_at")
-        return {name.lstrip("_"): getattr(self, name) for name in names}
+        return {name.lstrip("_"): getattr(self, name) for name in _COUNTERS}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
-        self.env_steps, self.proven = state["env_steps"], state["proven"]
-        self._failures = state["failures"]
-        self._spent, self._spent_at = state["spent"], state["spent_at"]
+        for name in _COUNTERS:
+            setattr(self, name, state[name.lstrip("_")])

@@ -19,12 +19,7 @@ import gymnasium
 from rlrun.config.problems import misfit
 from rlrun.data.seeding import OwnGenerators
 from rlrun.envs import native_vector_env as native
-from rlrun.envs.env import (
-    EnvContext,
-    check_env,
-    make_env,
-    random_action,
-)
+from rlrun.envs.env import EnvContext, check_env, make_env, random_action
 from rlrun.envs.env_process import ParallelSubEnvs, ProcessEnv, ProxyMaker
 from rlrun.envs.env_state import offers_state, state_problem
 from rlrun.envs.episode_vector_env import EpisodeVectorEnv

@@ -73,8 +73,6 @@ class AgentEnvs(EpisodeSource):
         self._earlier = [(0, 0)] * episodes.num_envs
         self._env_steps = self._agent_steps = 0
 
-    # -- policies ------------------------------------------------------------------------------
-
     def set_policies(
         self, spaces: Mapping[str, Spaces], actors: Mapping[str, PolicyActor]
     ) -> list[SubEnv]:
@@ -103,8 +101,6 @@ class AgentEnvs(EpisodeSource):
         """Begin the next episodes of sub-environments whose episodes were given up."""
         for sub in subs:
             self._observe(self.env.begin([sub]), actors)
-
-    # -- the source of the environments' episodes ----------------------------------------------
 
     def planned(self, env_index: int) -> PlannedEpisode | None:
         episode = self.episodes.planned(env_index)
@@ -148,8 +144,6 @@ class AgentEnvs(EpisodeSource):
             del recorded[:-1]
             running.actions = {}
         return recorded
-
-    # -- steps and fragments -------------------------------------------------------------------
 
     @property
     def due(self) -> dict[str, Due]:
@@ -285,8 +279,6 @@ class AgentEnvs(EpisodeSource):
             return self.episodes.agents[episode_id][index]
         env_index = self.episodes.ids.tolist().index(episode_id)
         return list(self.env.subs[env_index].agents)[index]
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
         """The state of environments and episodes between fragments, as numbers and arrays."""

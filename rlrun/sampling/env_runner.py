@@ -166,8 +166,6 @@ class EnvRunner(OldNames):
         if spec.settings.observation_check_interval and not spec.settings.disable_env_checking:
             self._bounds = BoundsCheck(spec.settings, self._slot_envs, self.policy_spaces)
 
-    # -- environments --------------------------------------------------------------------------
-
     def slot_envs(
         self, plan: Plan, *, collects: bool = True, recorder: Recorder | None = None
     ) -> SlotEnvs:
@@ -201,8 +199,6 @@ class EnvRunner(OldNames):
         import ray
 
         return ray.remote(**options)(cls) if options else ray.remote(cls)
-
-    # -- policies ------------------------------------------------------------------------------
 
     @names_runner
     def set_policies(self, policies: Mapping[str, PolicySettings | None]) -> None:
@@ -290,8 +286,6 @@ class EnvRunner(OldNames):
             if policy_id in self.actors:
                 self.actors[policy_id].connectors.set_state(state)
 
-    # -- learning ------------------------------------------------------------------------------
-
     def learn_on_batch(self, batch: SampleBatch | MultiAgentBatch) -> dict[str, dict[str, Any]]:
         """Let each policy that learns do so on its part of a batch; statistics by policy."""
         return {
@@ -321,8 +315,6 @@ class EnvRunner(OldNames):
             settings = self._settings[policy_id]
             if settings is None or settings.train:
                 yield policy_id, part
-
-    # -- fragments -----------------------------------------------------------------------------
 
     def sample(self) -> SampleBatch | MultiAgentBatch:
         """One fragment with the present weights.
@@ -474,8 +466,6 @@ class EnvRunner(OldNames):
             except ValueError as error:
                 name = f"{type(callbacks).__name__}.on_sample_end"
                 raise ValueError(f"{name}: {error}; the number of rows must stay") from None
-
-    # -- state ---------------------------------------------------------------------------------
 
     @names_runner
     def get_state(self) -> dict[str, Any]:

@@ -81,8 +81,6 @@ class LockStepEnvs:
         self._begun_in_restore: tuple[Array, Any] | None = None
         self._restored_obs: Array | None = None  # [B, ...] of a restored state
 
-    # -- episodes and fragments ----------------------------------------------------------------
-
     def _begin(self, actor: PolicyActor, slots: Array, raw: Any, *, update: bool) -> None:
         if actor.noise_of_episodes:
             actor.begin_noise(slots, self.episodes.number[slots])
@@ -127,8 +125,6 @@ class LockStepEnvs:
     def is_replayed(self) -> bool:
         """Whether environments are restored by repeating the actions of their episodes."""
         return self.envs.episode_seeds and not self.envs.offers_state
-
-    # -- steps ---------------------------------------------------------------------------------
 
     def step(self, actions: Mapping[str, Any]) -> dict[str, SlotStep]:
         """Step all sub-environments; returns the results of all slots, by policy."""
@@ -241,8 +237,6 @@ class LockStepEnvs:
             self._resets.append((self._t, slots, first))
         self._begin(actor, slots, first, update=self._collects)
 
-    # -- errors --------------------------------------------------------------------------------
-
     def _with_place(self, error: EnvError, t: int) -> EnvError:
         """The error, with the env step of its episode after t vector steps."""
         if self._collects:
@@ -257,8 +251,6 @@ class LockStepEnvs:
     def _reward_error(self, error: RewardError) -> EnvError:
         index, step = error.env_index, error.env_step
         return EnvError(self._env_id, "step", str(error), env_index=index, env_step=step)
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self, actors: Mapping[str, PolicyActor]) -> dict[str, Any]:
         """The state of environments and episodes between fragments, as numbers and arrays."""

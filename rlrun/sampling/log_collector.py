@@ -98,8 +98,6 @@ class LogCollector(SampleCollector):
     def begin_fragment(self, length: int | None, first_unroll_id: int = 0) -> None:
         self._first_unroll_id = first_unroll_id
 
-    # -- steps ---------------------------------------------------------------------------------
-
     def begin_episodes(
         self, slots: Array, episode_ids: Array, obs: Array, places: Array | None = None
     ) -> None:
@@ -186,8 +184,6 @@ class LogCollector(SampleCollector):
         self.columns[_DELIVERED][used] |= self.columns[col.EPS_ID][used] == episode_id
         self.end_episodes(slots)
 
-    # -- rows ----------------------------------------------------------------------------------
-
     def _append(self, obs: Array, slots: Array) -> Array:
         """Append rows with observations ``[k, ...]``; returns their numbers, int ``[k]``."""
         first, self.size = self.size, self.size + len(obs)
@@ -213,8 +209,6 @@ class LogCollector(SampleCollector):
             fresh = _FRESH[name][1] if name in _FRESH else 0
             added = np.full((more, *column.shape[1:]), fresh, column.dtype)
             self.columns[name] = np.concatenate([column, added])
-
-    # -- batches -------------------------------------------------------------------------------
 
     def build(
         self,
@@ -319,8 +313,6 @@ class LogCollector(SampleCollector):
         self.columns[_NEXT][: self.size] = moved[self.columns[_NEXT][: self.size]]
         self._here, self._open = moved[self._here], moved[self._open]
         self._recent = moved[self._recent]
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         rows = {name: column[: self.size].copy() for name, column in self.columns.items()}

@@ -100,8 +100,6 @@ class PolicyActor:
         self._custom_slots = np.append(self._custom_slots, added.astype(np.int64))
         self.noise.resize(slots)
 
-    # -- acting --------------------------------------------------------------------------------
-
     def act(self, due: Due) -> Any:
         """Choose the actions ``[k, ...]`` of slots that are due, after custom connectors."""
         slots, collector = due.slots, self.collector
@@ -148,8 +146,6 @@ class PolicyActor:
         if self._custom is not None:
             return self._custom.send(actions)
         return actions if self.actions.identity else self.actions(actions)
-
-    # -- what steps bring ----------------------------------------------------------------------
 
     def observe(self, step: SlotStep) -> None:
         """Complete transitions with the results of a step, and note the next observations."""
@@ -241,8 +237,6 @@ class PolicyActor:
                 seen[rows] = see(part, slots=custom_slots[rows], update=self.collects)
         return seen
 
-    # -- slots that act together ---------------------------------------------------------------
-
     def begin_episodes(self, slots: Array, ids: Array, raw_obs: Any, *, update: bool) -> None:
         """Episodes begin in these slots, with their first observations ``[k, ...]``."""
         obs = raw_obs
@@ -275,8 +269,6 @@ class PolicyActor:
         """Drop what is not yet delivered of an episode in which these slots took part."""
         self._returns[slots] = 0.0
         self.collector.drop(slots, episode_id)
-
-    # -- fragments -----------------------------------------------------------------------------
 
     def begin_fragment(
         self,
@@ -342,8 +334,6 @@ class PolicyActor:
         """Reset custom connectors, so that evaluations do not depend on each other."""
         if self._custom is not None:
             self._custom.forget()
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         """Everything but the policy, between fragments."""

@@ -182,8 +182,6 @@ class RunnerConnectors:
             )
         self.policy = policy
 
-    # -- state ---------------------------------------------------------------------------------
-
     def get_state(self) -> State:
         """The state of all pipelines."""
         return {name: pipeline.get_state() for name, pipeline in self._pipelines.items()}
