@@ -79,7 +79,7 @@ class ExportedPolicy(nn.Module):
 
     def __init__(self, connectors: RunnerConnectors, module: RLModule) -> None:
         super().__init__()
-        if connectors.custom is not None:
+        if connectors.history is not None:
             raise InputError(
                 "connectors of env_runners.env_to_module_connector and module_to_env_connector are "
                 "Python code, which no file can hold; only rlrun's own can be exported"

@@ -281,7 +281,7 @@ class EnvRunner(OldNames):
         self.weights_version = version
         if self.role is Role.EVALUATION:
             for actor in self.actors.values():
-                actor.forget_custom()
+                actor.connectors.forget_custom()
         for policy_id, state in (connector_state or {}).items():
             if policy_id in self.actors:
                 self.actors[policy_id].connectors.set_state(state)

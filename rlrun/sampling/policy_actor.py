@@ -74,11 +74,11 @@ class PolicyActor:
         )
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
         self.noise_of_episodes = noise_keys is not None or self.policy.noise_correlation > 0
-        self._custom = connectors.custom
+        self._history = connectors.history
         # Connectors that change nothing are not called in every step.
         self._filter = None if self.observations.identity else self.observations
         self._rewards = None if connectors.rewards.identity else connectors.rewards
-        self.converts = not (self._custom is None and self.actions.identity)
+        self.converts = not (self._history is None and self.actions.identity)
         self._pending: tuple[Any, Mapping[str, Array]] = None, NO_EXTRAS
         self._returns = np.zeros(0)  # [S] discounted rewards so far, for their normalisation
         self._custom_slots = np.zeros(0, np.int64)  # [S] of custom connectors
@@ -123,28 +123,27 @@ class PolicyActor:
         else:
             actions = np.asarray(actions)
             collector.act(slots, actions, extras)
-        if self._custom is not None:
+        if self._history is not None:
             actions = self._customised(actions, slots)
         if slots is not None:
             self._taken.append((collector.places[slots], due.steps, actions))
         return actions
 
     def _customised(self, actions: Array, slots: Array | None) -> Array:
-        assert self._custom is not None
         actions = np.asarray(actions)
         if slots is not None:
             custom_slots = self._custom_slots[slots]
             self._unanswered.update(zip(custom_slots.tolist(), actions, strict=True))
-            return self._custom.act(actions, custom_slots)
-        sent = self._custom.act(actions, self._custom_slots)
+            return self.actions.customised(actions, custom_slots)
+        sent = self.actions.customised(actions, self._custom_slots)
         if self.collects:
             self._sent.append(sent)
         return sent
 
     def to_env(self, actions: Any) -> Any:
         """The environments' own actions, batched, for those that `act` returned."""
-        if self._custom is not None:
-            return self._custom.send(actions)
+        if self._history is not None:
+            return self.actions.send(actions)
         return actions if self.actions.identity else self.actions(actions)
 
     def observe(self, step: SlotStep) -> None:
@@ -153,11 +152,11 @@ class PolicyActor:
         if step.joined:
             self._join(step.joined)
         learned = None if self._rewards is None else self._learned_rewards(step)
-        if self._custom is not None:
+        if self._history is not None:
             self._advance_custom(step)
         obs = step.observations
         if self._filter is not None and len(obs):
-            if self._custom is None or slots is None:
+            if self._history is None or slots is None:
                 learns = self.collects if step.fresh is None else step.fresh & self.collects
                 obs = self._filter(obs, update=learns)
             else:
@@ -209,16 +208,16 @@ class PolicyActor:
         return learned
 
     def _advance_custom(self, step: SlotStep) -> None:
-        assert self._custom is not None
+        assert self._history is not None
         if step.slots is None:
             actions, valid = np.asarray(self._pending[0]), step.valid
-            self._custom.advance(actions, step.rewards, self._custom_slots, valid)
+            self._history.advance(actions, step.rewards, valid, self._custom_slots)
             return
         acted: Any = slice(None) if step.acted is None else step.acted
         custom_slots = self._custom_slots[step.slots[acted]]
         if len(custom_slots):
             actions = np.stack([self._unanswered[slot] for slot in custom_slots.tolist()])
-            self._custom.advance(actions, step.rewards[acted], custom_slots, None)
+            self._history.advance(actions, step.rewards[acted], None, custom_slots)
 
     def _see(self, step: SlotStep, slots: Array) -> Any:
         """The observations after custom connectors."""
@@ -247,7 +246,7 @@ class PolicyActor:
     def continue_with_new_episodes(self, slots: Array, ids: Array, raw_obs: Any = None) -> None:
         """Episodes begin in these slots with what the policy sees now, which is ``raw_obs``."""
         obs = self.collector.obs[slots]
-        if self._custom is not None and raw_obs is not None:
+        if self._history is not None and raw_obs is not None:
             obs = self.observations.first(raw_obs, slots, update=False)
         self._returns[slots] = 0.0
         self.noise.begin_episodes(slots)
@@ -290,7 +289,7 @@ class PolicyActor:
 
     def sent(self) -> Array:
         """Actions of the fragment as the connectors sent them, ``[t, B, ...]``."""
-        if self._custom is None:
+        if self._history is None:
             return self.collector.actions
         sent, self._sent = np.stack(self._sent), []
         return sent
@@ -329,11 +328,6 @@ class PolicyActor:
         computed = self.policy.fragment_columns(columns, explore=self.explore)
         self._computed = frozenset(computed)
         return computed
-
-    def forget_custom(self) -> None:
-        """Reset custom connectors, so that evaluations do not depend on each other."""
-        if self._custom is not None:
-            self._custom.forget()
 
     def get_state(self) -> dict[str, Any]:
         """Everything but the policy, between fragments."""

@@ -19,7 +19,6 @@ import gymnasium as gym
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.column_data import Array
 from rlrun.data.seeding import Role, connector_seed
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.privileged import PolicyInput
@@ -28,7 +27,7 @@ from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
 if TYPE_CHECKING:
     from rlrun.config.policies import PolicySettings
     from rlrun.config.schema import ModelConfig
-    from rlrun.connectors.custom import EnvToModule, ModuleToEnv, NamedConnector
+    from rlrun.connectors.custom import EnvToModule, NamedConnector
     from rlrun.connectors.slot_history import SlotHistory
     from rlrun.policies.policy import Policy
 
@@ -48,7 +47,7 @@ class RunnerConnectors:
     Attributes:
         env_spaces: observation and action space of one environment.
         observations, actions, rewards: the pipelines.
-        custom: tells custom connectors of each step; None without them.
+        history: what custom connectors see of the steps before; None without them.
         stateful: False where nothing here has a state or learns: it need not be asked for any.
 
     Raises:
@@ -69,8 +68,8 @@ class RunnerConnectors:
         self.env_spaces = observation_space, action_space
         self.rewards = reward_pipeline(spec)
         self.observations: ObservationPipeline | EnvToModule
-        self.actions: ActionPipeline | ModuleToEnv
-        self.custom: CustomConnectors | None = None
+        self.actions: Any  # an ActionPipeline, or a ModuleToEnv
+        self.history: SlotHistory | None = None
         settings = spec.settings
         if (
             settings.env_to_module_connector
@@ -87,13 +86,13 @@ class RunnerConnectors:
         self._pipelines: dict[str, Any] = {
             "observations": self.observations,
             "rewards": self.rewards,
-            **({} if self.custom is None else {"actions": self.actions}),
+            **({} if self.history is None else {"actions": self.actions}),
         }
 
     @property
     def action_space(self) -> gym.Space[Any]:
         """What the policy acts in."""
-        return self.env_spaces[1] if self.custom is None else self.custom.actions.input_space
+        return self.env_spaces[1] if self.history is None else self.actions.input_space
 
     @cached_property
     def policy(self) -> Policy:
@@ -108,7 +107,7 @@ class RunnerConnectors:
     def needed_space(self) -> gym.Space[Any]:
         """What the policy needs of an environment's observations: all that is not privileged."""
         space, privileged = self.env_spaces[0], self._model.privileged
-        is_custom = self.custom is not None or (self._settings is not None and self._settings.use)
+        is_custom = self.history is not None or (self._settings is not None and self._settings.use)
         named = isinstance(space, gym.spaces.Dict) and set(privileged) <= space.keys()
         if is_custom or not privileged or not named:
             return space
@@ -160,13 +159,10 @@ class RunnerConnectors:
         connectors = make_connectors(
             "module_to_env_connector", settings.module_to_env_connector, offered
         )
-        self.actions = ModuleToEnv(
-            connectors,
-            env,
-            history,
-            self._default_actions() if with_actions else None,
-        )
-        self.custom = CustomConnectors(self.observations, self.actions, history)
+        default = self._default_actions() if with_actions else None
+        self.actions, self.history = ModuleToEnv(connectors, env, history, default), history
+        at_first = self.observations.get_state()["connectors"], self.actions.get_state()
+        self._at_first = deepcopy(at_first)
         if policies:
             self._keep_policy(policies[0], connectors)
 
@@ -200,38 +196,12 @@ class RunnerConnectors:
         for name, pipeline in self._pipelines.items():
             pipeline.apply_deltas([delta[name] for delta in deltas])
 
-
-class CustomConnectors:
-    """What custom connectors do in each step of a runner.
-
-    Args:
-        history: the one that both pipelines look at.
-    """
-
-    def __init__(
-        self, observations: EnvToModule, actions: ModuleToEnv, history: SlotHistory
-    ) -> None:
-        self.actions = actions
-        self._observations, self._history = observations, history
-        self._at_first = deepcopy((observations.get_state()["connectors"], actions.get_state()))
-
-    def act(self, actions: Array, slots: Array) -> Array:
-        """What custom connectors make of actions ``[k, ...]`` of these slots."""
-        return self.actions.customised(actions, slots)
-
-    def send(self, actions: Array) -> Any:
-        """From results of `act` to the environments' actions."""
-        return self.actions.send(actions)
-
-    def advance(self, actions: Array, rewards: Array, slots: Array, valid: Array | None) -> None:
-        """These slots took a step, whose observations come next; see `SlotHistory.advance`."""
-        self._history.advance(actions, rewards, valid, slots)
-
-    def forget(self) -> None:
-        """Go back to the state of construction, so that no evaluation depends on another."""
-        connectors, actions = deepcopy(self._at_first)
-        self._observations.set_connectors(connectors)
-        self.actions.set_state(actions)
+    def forget_custom(self) -> None:
+        """Have custom connectors as they were made, so that no evaluation depends on another."""
+        if self.history is not None:
+            observations, actions = deepcopy(self._at_first)
+            self._pipelines["observations"].set_connectors(observations)
+            self.actions.set_state(actions)
 
 
 def reward_pipeline(spec: RunnerSpec) -> RewardPipeline:

@@ -218,7 +218,7 @@ def test_without_the_default_connectors_only_custom_ones_run():
     batch = collect(runner, [6], policy_weights(runner))[0].batch
     np.testing.assert_array_equal(np.array(received)[:, :, 0].T.ravel(), batch[col.ACTIONS] - 1)
     taxi = EnvRunner(spec_of(env="counting_envs:ContinuousCounter", policy=None))
-    assert taxi.actors["default_policy"].connectors.custom is None
+    assert taxi.actors["default_policy"].connectors.history is None
     with pytest.raises(ConfigError, match="add_default_connectors_to_module_to_env_pipeline"):
         EnvRunner(spec_of(env="counting_envs:NestedCounter", policy=None, **switched_off))
 
