@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -132,14 +133,14 @@ class EnvRunnerGroup(OldNames):
 
     def faults(self) -> dict[str, Any]:
         """What runners have lost in this session: restarts, also by cause, and env steps."""
-        states = None if self.remote is None else self.remote.states
+        by_cause, dropped_env_steps = Counter[str](), 0
+        if self.remote is not None:
+            states = self.remote.states
+            by_cause, dropped_env_steps = states.restarts, states.dropped_env_steps
         return {
-            "restarts": 0 if self.remote is None else self.remote.actors.num_restarts,
-            "restarts_by_cause": {
-                cause: 0 if states is None else states.restarts[cause]
-                for cause in ("died", "env_error", "late")
-            },
-            "dropped_env_steps": 0 if states is None else states.dropped_env_steps,
+            "restarts": self.num_restarts,
+            "restarts_by_cause": {name: by_cause[name] for name in ("died", "env_error", "late")},
+            "dropped_env_steps": dropped_env_steps,
         }
 
     @property
@@ -452,9 +453,6 @@ def synchronous_parallel_sample(
             env_steps += reply.env_steps
             agent_steps += reply.batch.agent_steps()
         weights = None
-        enough = (max_env_steps is None or env_steps >= max_env_steps) and (
-            max_agent_steps is None or agent_steps >= max_agent_steps
-        )
-        if enough:
+        if env_steps >= (max_env_steps or 0) and agent_steps >= (max_agent_steps or 0):
             break
     return SampleBatch.concat_samples(batches) if concat else batches

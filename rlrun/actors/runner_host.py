@@ -26,7 +26,7 @@ from rlrun.actors.ray_runtime import STACK_SIGNAL
 from rlrun.config.problems import keep_traceback
 from rlrun.data.seeding import Role, generators_seed, seed_generators
 from rlrun.envs.watchdog import CallEnded, end_calls_after, end_forked_copy
-from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec
 
 RunnerFactory = Callable[..., Any]
 """Makes a runner; called as `EnvRunner` is, in the actor's process."""
@@ -103,7 +103,7 @@ class RunnerHost:
 
     def sample_fragment(self, request: bytes, weights: Any) -> Any:
         """See `EnvRunner.sample_fragment`; the request is packed, and weights may be."""
-        return self.apply(_sample_fragment, request, weights)
+        return self.apply(lambda runner, *asked: runner.sample_fragment(*asked), request, weights)
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """See `EnvRunner.set_weights`."""
@@ -171,29 +171,23 @@ def pack_reply(reply: Any, state: Any, warnings: list[str]) -> PackedReply:
     Args:
         state: pickled separately, since only a restart or a checkpoint reads it; None for none.
     """
+
+    def packed_by(dumps: Callable[..., bytes]) -> PackedReply:
+        large: list[pickle.PickleBuffer] = []
+
+        def goes_within(array: pickle.PickleBuffer) -> bool:
+            within = array.raw().nbytes <= INLINE_BYTES
+            if not within:
+                large.append(array)
+            return within
+
+        packed = dumps(reply, protocol=5, buffer_callback=goes_within)
+        return packed, large, None if state is None else dumps(state, protocol=5), warnings
+
     try:
-        return _packed_by(pickle.dumps, reply, state, warnings)
+        return packed_by(pickle.dumps)
     except Exception:  # of an object whose class has no import path in this process
-        return _packed_by(ray.cloudpickle.dumps, reply, state, warnings)
-
-
-def _packed_by(
-    dumps: Callable[..., bytes], reply: Any, state: Any, warnings: list[str]
-) -> PackedReply:
-    large: list[pickle.PickleBuffer] = []
-
-    def goes_within(array: pickle.PickleBuffer) -> bool:
-        within = array.raw().nbytes <= INLINE_BYTES
-        if not within:
-            large.append(array)
-        return within
-
-    packed = dumps(reply, protocol=5, buffer_callback=goes_within)
-    return packed, large, None if state is None else dumps(state, protocol=5), warnings
-
-
-def _sample_fragment(runner: Any, request: SampleRequest, weights: Any) -> Any:
-    return runner.sample_fragment(request, weights)
+        return packed_by(ray.cloudpickle.dumps)
 
 
 @contextmanager

@@ -93,9 +93,8 @@ class Video(Media):
 def _frame(picture: ArrayLike) -> NDArray[np.uint8]:
     array = np.asarray(picture)
     if array.dtype != np.uint8 or not (array.ndim == 2 or array.shape[2:] == (3,)):
-        message = "a picture must be uint8 [H, W] or [H, W, 3], not "
-        message += f"{array.dtype} {list(array.shape)}"
-        raise ValueError(message)
+        found = f"{array.dtype} {list(array.shape)}"
+        raise ValueError(f"a picture must be uint8 [H, W] or [H, W, 3], not {found}")
     return array
 
 

@@ -278,7 +278,7 @@ def check_env(env: gymnasium.Env[Any, Any], env_id: str) -> CheckedEnv:
         raise EnvError(env_id, "reset", f"reset() must return {RETURNED['reset']}")
     observation, info = result
     if not isinstance(info, dict):
-        raise EnvError(env_id, "reset", _no_info(info))
+        raise EnvError(env_id, "reset", f"info must be a dict, not {type(info)}")
     check_observation(env.observation_space, observation, env_id, step=-1)
     action = random_action(
         env.action_space, info if has_info_mask(env, info) else observation, seed=0
@@ -316,12 +316,8 @@ def _step_problem(result: Any) -> str | None:
         if problem is None and reward_problem(flag) is not None:  # all text but "" would be true
             problem = f"{name} is neither true nor false: {flag!r}"
     if problem is None and not isinstance(result[4], dict):
-        problem = _no_info(result[4])
+        problem = f"info must be a dict, not {type(result[4])}"
     return problem
-
-
-def _no_info(found: Any) -> str:
-    return f"info must be a dict, not {type(found)}"
 
 
 def reward_problem(reward: Any) -> str | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from operator import methodcaller
 from typing import Any
 
 import gymnasium
@@ -140,7 +141,7 @@ class EnvProxy(ABC):
 
     def render(self) -> Any:
         """The environment's frame."""
-        return self.apply(_render)
+        return self.apply(methodcaller("render"))
 
     def apply(self, function: Callable[[Any], Any]) -> Any:
         """``function(env)`` in the environment's process; function and result are pickled."""
@@ -160,10 +161,6 @@ class EnvProxy(ABC):
 
 def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
-
-
-def _render(env: Any) -> Any:
-    return env.render()
 
 
 @dataclass(frozen=True)

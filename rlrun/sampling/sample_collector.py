@@ -39,7 +39,7 @@ import numpy as np
 from rlrun.config.registry import COLLECTORS, DEFAULT_COLLECTOR, LOG_COLLECTOR, import_object
 from rlrun.config.schema import EnvRunnersConfig
 from rlrun.data import columns as col
-from rlrun.data.column_data import Array
+from rlrun.data.column_data import Array, object_array
 from rlrun.data.nested import row_form
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.trajectory_views import TrajectoryViews
@@ -277,10 +277,8 @@ def step_columns(
         steps: numbers of the steps in their episodes.
         infos: copied; None if no view reads them.
     """
-    info_rows = np.empty(len(rewards), np.object_)
-    for i in range(len(rewards)):
-        # An environment may hand out the same dict in every step.
-        info_rows[i] = {} if infos is None else deepcopy(infos.get(i, {}))
+    # An environment may hand out the same dict in every step.
+    copies = [deepcopy((infos or {}).get(i, {})) for i in range(len(rewards))]
     return {
         col.REWARDS: rewards.astype(np.float32),
         col.TERMINATEDS: terminateds,
@@ -290,7 +288,7 @@ def step_columns(
         col.UNROLL_ID: unroll_ids,
         col.ENV_ID: places[:, 0],
         col.AGENT_INDEX: places[:, 1],
-        col.INFOS: info_rows,
+        col.INFOS: object_array(copies),
     }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.data import columns as col
-from rlrun.data.column_data import Array
+from rlrun.data.column_data import Array, object_array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.data.sequences import sequence_lengths, sequence_offsets
 from rlrun.data.trajectory_views import TrajectoryViews, View
@@ -364,11 +364,7 @@ class SimpleListCollector(SampleCollector):
 
 def _stacked(rows: Sequence[Any]) -> Array:
     """One column of these rows; info dicts stay objects."""
-    if not isinstance(rows[0], dict):
-        return np.array(rows)
-    column = np.empty(len(rows), np.object_)
-    column[:] = rows
-    return column
+    return object_array(rows) if isinstance(rows[0], dict) else np.array(rows)
 
 
 def _storable(rows: list[Any]) -> Any:
