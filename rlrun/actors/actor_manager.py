@@ -158,11 +158,7 @@ class FaultTolerantActorManager:
         return sorted(results, key=lambda result: result.actor_id)
 
     def foreach_actor_async(
-        self,
-        method: str,
-        *args: Any,
-        tag: Hashable = None,
-        actor_ids: Iterable[int] | None = None,
+        self, method: str, *args: Any, tag: Hashable = None, actor_ids: Iterable[int] | None = None
     ) -> list[int]:
         """Send a call to each healthy actor that has room for it, without waiting.
 

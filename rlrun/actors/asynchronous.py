@@ -155,9 +155,7 @@ class AsynchronousSampler:
         }
 
     def set_state(
-        self,
-        state: Mapping[str, Any],
-        request_of: Callable[[Mapping[str, Any]], SampleRequest],
+        self, state: Mapping[str, Any], request_of: Callable[[Mapping[str, Any]], SampleRequest]
     ) -> None:
         """Restore a state from `get_state`; replies to earlier requests are dropped.
 

@@ -82,10 +82,7 @@ class RunnerHost:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def build(
-        self,
-        make_runner: RunnerFactory,
-        spec: RunnerSpec,
-        arguments: Mapping[str, Any],
+        self, make_runner: RunnerFactory, spec: RunnerSpec, arguments: Mapping[str, Any]
     ) -> None:
         """Build the runner; an exception of its constructor is raised by the first call to it."""
         self._make = partial(make_runner, spec, **arguments)

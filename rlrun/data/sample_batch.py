@@ -100,11 +100,7 @@ class SampleBatch(ColumnBatch):
         return self._like({name: pick(column, rows) for name, column in self._columns.items()})
 
     def slice(
-        self,
-        start: int,
-        end: int,
-        state_start: int | None = None,
-        state_end: int | None = None,
+        self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
     ) -> SampleBatch:
         """Exactly the rows [start, end), even if they begin or end inside a sequence.
 

@@ -204,11 +204,7 @@ class TrainingRows:
     """
 
     def __init__(
-        self,
-        steps_in_episode: Array,
-        ends: Array,
-        oldest: int,
-        keep: Callable[[Array], Array],
+        self, steps_in_episode: Array, ends: Array, oldest: int, keep: Callable[[Array], Array]
     ) -> None:
         length, slots = ends.shape
         present = np.broadcast_to(np.arange(length)[:, None], ends.shape)

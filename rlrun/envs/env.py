@@ -174,11 +174,7 @@ def find_creator(use: str) -> EnvCreator | None:
 
 
 def call_creator(
-    creator: EnvCreator,
-    context: EnvContext,
-    optional: Mapping[str, Any],
-    *,
-    any_name: bool = False,
+    creator: EnvCreator, context: EnvContext, optional: Mapping[str, Any], *, any_name: bool = False
 ) -> Any:
     """Call a user's class or function with the arguments that its signature asks for.
 

@@ -84,10 +84,7 @@ class PoolMaker:
 
 
 def pool_maker(
-    spec: EnvSpec,
-    settings: EnvRunnersConfig,
-    context: EnvContext,
-    render_mode: str | None = None,
+    spec: EnvSpec, settings: EnvRunnersConfig, context: EnvContext, render_mode: str | None = None
 ) -> PoolMaker:
     """The maker of an env runner's pools.
 

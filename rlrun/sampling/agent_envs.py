@@ -372,11 +372,7 @@ class AgentEnvs(EpisodeSource):
         return {(one.env_index, one.index): raw for one, raw in zip(due, rows, strict=True)}
 
     def _see_again(
-        self,
-        slots: PolicySlots,
-        state: Mapping[str, Any],
-        seen: Observations,
-        actor: PolicyActor,
+        self, slots: PolicySlots, state: Mapping[str, Any], seen: Observations, actor: PolicyActor
     ) -> set[int]:
         """Make the slots of a state due again; returns sub-environments that observe differently.
 

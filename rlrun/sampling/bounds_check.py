@@ -39,10 +39,7 @@ class BoundsCheck:
     """
 
     def __init__(
-        self,
-        settings: EnvRunnersConfig,
-        envs: SlotEnvs,
-        spaces: Callable[[], Mapping[str, Spaces]],
+        self, settings: EnvRunnersConfig, envs: SlotEnvs, spaces: Callable[[], Mapping[str, Spaces]]
     ) -> None:
         self._interval = settings.observation_check_interval or 0
         self._raises = settings.observations_out_of_bounds == "error"
