@@ -286,12 +286,12 @@ def test_frames_of_atari_are_those_of_gymnasiums_preprocessing() -> None:
     plain: Any = AtariPreprocessing(gymnasium.make("ALE/Breakout-v5", frameskip=1), frame_skip=4)
     theirs = FrameStackObservation(FireReset(plain), stack_size=4)
     rng = np.random.default_rng(0)
-    for seed in (1, 2):
+    for seed, most in ((1, 1000), (2, 20)):  # a whole game, and the beginning of the next
         steps = [(ours.reset(seed=seed), theirs.reset(seed=seed))]
-        while steps[-1][0][2:3] != (True,):
+        while steps[-1][0][2:3] != (True,) and len(steps) <= most:
             action = int(rng.integers(4))
             steps.append((ours.step(action), theirs.step(action)))
-        assert len(steps) > 100
+        assert len(steps) > min(most, 100)
         for own, other in steps:
             np.testing.assert_array_equal(own[0], other[0])
             assert own[1:] == other[1:]
