@@ -186,8 +186,6 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """One policy's training settings."""
         return cast("T_co", self.policies.settings[policy_id].training)
 
-    # -- what an algorithm is made of ----------------------------------------------------------
-
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         """A function to make the env runners' policy, picklable; asked for before `setup`."""
         return build_policy
@@ -228,8 +226,6 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def env_steps(self) -> int:
         """Env steps sampled so far; schedules depend on them."""
         return self.progress.env_steps
-
-    # -- one iteration -------------------------------------------------------------------------
 
     def train(self) -> Result:
         """One iteration: `training_step` until the report's minimums are met, then evaluation.
@@ -417,8 +413,6 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self.config = config
         self._rounds = fragment_lengths(self.training.train_batch_size, config.env_runners)
 
-    # -- acting --------------------------------------------------------------------------------
-
     def acting_policy(
         self,
         policy_id: str | None = None,
@@ -461,8 +455,6 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
     def _forget(self, policy_id: str) -> None:
         self.policies.remove(policy_id)
         self._parts.forget(policy_id)
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of all weights, as ``<policy id>/<parameter>``."""

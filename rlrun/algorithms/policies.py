@@ -142,8 +142,6 @@ class Policies(Mapping[str, PolicySettings]):
         """Observation and action space of the policy itself, on its side of the connectors."""
         return self.connectors.module_spaces(policy_id)
 
-    # -- learning ------------------------------------------------------------------------------
-
     @property
     def trained(self) -> list[str]:
         """Ids of the policies whose networks learn."""
@@ -307,8 +305,6 @@ class Policies(Mapping[str, PolicySettings]):
         """The networks that learn, of all policies that have one."""
         return MultiAgentRLModule({name: made.module for name, made in self.learners.items()})
 
-    # -- weights -------------------------------------------------------------------------------
-
     def sync(self) -> None:
         """Act with the present weights from the next request on, as a new version."""
         self.acting_weights = self.present_weights()
@@ -346,8 +342,6 @@ class Policies(Mapping[str, PolicySettings]):
             prefix = f"{policy_id}/"
             own = {name: array for name, array in weights.items() if name.startswith(prefix)}
             learner.load_named_weights({n.removeprefix(prefix): a for n, a in own.items()})
-
-    # -- policies that come and go -------------------------------------------------------------
 
     def add(self, policy_id: str, like: str, train: bool) -> None:
         """Add a policy with the settings and present weights of another.
@@ -402,8 +396,6 @@ class Policies(Mapping[str, PolicySettings]):
             table.pop(policy_id, None)
         self.connectors.remove(policy_id)
         self.reads.forget(policy_id)
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> State:
         """Everything besides the networks' weights."""

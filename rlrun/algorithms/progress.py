@@ -86,8 +86,6 @@ class Progress:
         stats = {**statistics, **self.policy_lag}
         return {policy_id: {"num_agent_steps_trained": trained_steps, "learner_stats": stats}}
 
-    # -- iterations ----------------------------------------------------------------------------
-
     def begin_iteration(self) -> None:
         """Begin to count towards the next result."""
         self._interrupted = False
@@ -181,8 +179,6 @@ class Progress:
             **{name: self._faults[name] for name in found},
             "restarts_by_cause": {cause: self._faults[cause] for cause in causes},
         }
-
-    # -- state ---------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         """Counters and statistics at the end of an iteration."""

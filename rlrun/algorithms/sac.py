@@ -282,8 +282,6 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
             updaters = self.replay.updaters
             updaters[policy_id].begin_like(updaters[like])
 
-    # -- state: the weights of policies and critics together, as a checkpoint keeps them ---------
-
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of all weights by parameter name; the critics' begin with `critics.`."""
         weights = super().get_weights()

@@ -93,8 +93,6 @@ class SlotHistory:
                 f"{self.horizon}; episode_lookback_horizon: {k} works"
             )
 
-    # -- for the pipelines ---------------------------------------------------------------------
-
     def begin(self, slots: Array) -> None:
         """Begin an episode in these slots; its first observations come next."""
         self._steps[slots] = 0
