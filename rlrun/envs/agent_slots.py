@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from rlrun.data.column_data import Array
-from rlrun.envs.env import observation_problem, stack_observations
+from rlrun.envs.env import in_dtype, observation_problem, stack_observations
 from rlrun.envs.episode_vector_env import bad_value_test
 from rlrun.policies.policy_mapping import EpisodeStart, Spaces
 
@@ -364,10 +364,7 @@ def _stacker(space: gym.Space[Any]) -> Callable[[Sequence[Any]], Any]:
             stacked = np.asarray(observations)
             if stacked.shape[1:] != shape:
                 raise ValueError(f"observations have shape {stacked.shape[1:]}, not {shape}")
-            rows = stacked.astype(dtype, casting="same_kind", copy=False)
-            if rows is not stacked and dtype.kind in "iu" and (rows != stacked).any():
-                raise ValueError(f"observations do not fit into {dtype}")
-            return rows
+            return stacked if stacked.dtype == dtype else in_dtype(stacked, dtype)
 
         return stack
     empty: Any = create_empty_array

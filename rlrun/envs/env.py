@@ -460,10 +460,22 @@ def stack_observations(space: spaces.Space[Any], observations: Sequence[Any], ou
     try:
         return np.stack(observations, out=out, casting="safe")
     except TypeError:
-        np.stack(observations, out=out)
-        if (out != np.stack(observations)).any():
-            raise ValueError(f"observations do not fit into {space.dtype}") from None
+        out[...] = in_dtype(np.stack(observations), space.dtype)
         return out
+
+
+def in_dtype(rows: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """Rows of observations in the dtype of their space.
+
+    Raises:
+        TypeError: for numbers of another kind than the space's.
+        ValueError: for integers that the dtype cannot hold, which would wrap around.
+    """
+    whole = rows.dtype.kind in "iu" and dtype.kind in "iu"  # numpy makes int64 of an int
+    cast = rows.astype(dtype, casting="unsafe" if whole else "same_kind", copy=False)
+    if whole and (cast != rows).any():
+        raise ValueError(f"observations do not fit into {dtype}")
+    return cast
 
 
 def _first_index(mask: np.ndarray) -> tuple[int, ...]:

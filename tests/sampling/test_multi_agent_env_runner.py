@@ -450,6 +450,13 @@ FORMS = {  # kind -> space, an observation in it, one of another form and what i
         {"y": np.array([3, 300])},
         "['y'] at index (1,) is 300, which int8 cannot hold",
     ),
+    "unsigned number": (gym.spaces.Discrete(9, dtype=np.uint8), 3, -1, "-1 is not in Discrete"),
+    "nested unsigned number": (
+        gym.spaces.Dict(y=gym.spaces.Discrete(9, dtype=np.uint8)),
+        {"y": 3},
+        {"y": 9},
+        "9 is not in Discrete",
+    ),
     "number": (gym.spaces.Discrete(10), 3, 2.7, "2.7 is not in Discrete"),
     "array of a number": (gym.spaces.Discrete(10), 3, np.array([3]), "is not in Discrete"),
     "numbers": (gym.spaces.MultiDiscrete([5, 5]), np.array([1, 2]), np.array([1.5, 2]), "not in M"),
