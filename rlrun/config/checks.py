@@ -451,8 +451,11 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("training", {"grad_clip": None}, ("grad_clip_by",)),
     ("training", {"kl_coeff": 0}, ("kl_target",)),
     ("training", {"circular_buffer_iterations_per_batch": 1}, ("circular_buffer_num_batches",)),
+    ("training", {"env_runners.num_env_runners": 0}, ("learner_queue_size",)),
     ("training", {"num_atoms": 1}, ("v_min", "v_max")),
     ("training", {"noisy": False}, ("sigma0",)),
+    ("training", {"alpha_lr": 0}, ("target_entropy",)),
+    ("exploration", {"env_runners.num_env_runners": 0}, ("runner_exponent",)),
     ("replay", {"prioritized": False}, ("alpha", "beta", "epsilon")),
     ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
     (
@@ -471,6 +474,18 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
         "env_runners",
         {"num_env_runners": 0},
         ("compress_observations", "sample_timeout_s", "max_requests_in_flight_per_env_runner"),
+    ),
+    (
+        "fault_tolerance",
+        {"env_runners.num_env_runners": 0, "evaluation.num_env_runners": 0},
+        (
+            "restart_failed_env_runners",
+            "ignore_env_runner_failures",
+            "max_num_env_runner_restarts",
+            "delay_between_env_runner_restarts_s",
+            "num_consecutive_env_runner_failures_tolerance",
+            "env_runner_restore_timeout_s",
+        ),
     ),
     (
         "env_runners",

@@ -136,6 +136,8 @@ def test_successors_of_retired_result_keys_exist():
         ("stop: {env_steps: 1e6}\nenv_runners: {compress_observations: true}", ["exp.yaml:4:15: env_runners.compress_observations: has no effect: env_runners.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {max_requests_in_flight_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.max_requests_in_flight_per_env_runner: has no effect: env_runners.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.num_cpus_per_env_runner: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}", ["exp.yaml:4:19: fault_tolerance.max_num_env_runner_restarts: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}\nevaluation: {num_env_runners: 1, interval: 2}", []),
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2, custom_resources_per_env_runner: {a: 1}}\nevaluation: {num_env_runners: 1, interval: 2}", []),
     ],
 )  # fmt: skip
@@ -156,6 +158,9 @@ def test_a_setting_has_an_effect_if_the_switch_of_any_policy_is_on(write):
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", []),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, log_std_init: -1}", ["model.share_layers"]),
         ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: 20}", ["training.v_min", "replay.alpha"]),
+        ("algorithm: DQN\nenv: CartPole-v1\nexploration: {runner_exponent: 7}", ["exploration.runner_exponent"]),
+        ("algorithm: SAC\nenv: Pendulum-v1\ntraining: {alpha_lr: 0, target_entropy: -3}", ["training.target_entropy"]),
+        ("algorithm: IMPALA\nenv: CartPole-v1\ntraining: {learner_queue_size: 8}", ["training.learner_queue_size"]),
     ],
 )  # fmt: skip
 def test_what_an_algorithm_does_not_use_is_warned_of(write, text, keys):
