@@ -113,7 +113,7 @@ class EnvRunnersConfig(Section):
     """"deepmind" adds DeepMind's wrappers to Atari games, "rllib" does not. Both flatten
     observations other than images for the networks; null passes raw observations on."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
-    """"MeanStdFilter" normalises observations by their running mean and standard deviation."""
+    """"MeanStdFilter" normalises what comes from a Box by its running mean and deviation."""
     use_worker_filter_stats: bool = True
     """Merge the filter statistics of the env runners; false discards them."""
     update_worker_filter_stats: bool = True
