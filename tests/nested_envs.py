@@ -20,6 +20,7 @@ class Sights(gym.Env):
         self.observation_space = spaces.Dict(
             camera=spaces.Box(0, 255, (8, 6), np.uint8),
             position=spaces.Box(-1, 1, (2,), np.float64),
+            speed=spaces.Box(-1, 1, (), np.float32),
             tokens=spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 4]))),
             action_mask=spaces.MultiBinary(4),
         )

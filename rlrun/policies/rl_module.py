@@ -469,7 +469,8 @@ def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
 def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:
     """Observations of a leaf [N, ...] as features [N, F]: categories one-hot, bytes in [0, 1]."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return scaled(leaf, highest_byte(space)).flatten(1)
+        # A number has no dimension.
+        return scaled(leaf, highest_byte(space))[:, None].flatten(1)
     counts = np.ravel(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
     first = np.ravel(space.start)
     columns = leaf.reshape(leaf.shape[0], -1).long() - torch.from_numpy(first).to(leaf.device)
