@@ -104,12 +104,12 @@ class _Trajectory:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> _Trajectory:
-        rows = {
-            key: {name: list(kept) for name, kept in state[key].items()}
-            for key in ("columns", "past")
-        }
-        place, obs, acted = tuple(map(int, state["place"])), list(state["obs"]), {**state["acted"]}
-        return cls(**{**state, **rows, "place": place, "obs": obs, "acted": acted})
+        env_index, agent, episode_id = map(int, state["place"])
+        columns, past = (
+            {name: list(rows) for name, rows in state[key].items()} for key in ("columns", "past")
+        )
+        place, first_step = (env_index, agent, episode_id), int(state["first_step"])
+        return cls(place, first_step, list(state["obs"]), columns, past, dict(state["acted"]))
 
 
 class SimpleListCollector(SampleCollector):
