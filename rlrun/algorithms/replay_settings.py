@@ -72,7 +72,8 @@ class ReplayTraining(TrainingConfig):
     num_steps_sampled_before_learning_starts: Count = 1000
     """Env steps put into an empty replay buffer before it is learned from."""
     n_step: Count = 1
-    """Rewards summed before the target network's value is added; fewer where the episode ends."""
+    """Rewards summed before the target network's value is added; fewer where the episode ends, and
+    from the newest transitions."""
 
 
 def replay_problems(
