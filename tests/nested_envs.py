@@ -9,7 +9,20 @@ from rlrun.envs.multi_agent_env import make_multi_agent
 spaces = gym.spaces
 
 
-class Sights(gym.Env):
+class RandomObservations(gym.Env):
+    """Observations are samples of the space."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        self.steps = 0
+        return self.see(), {}
+
+    def see(self):
+        return self.observation_space.sample()
+
+
+class Sights(RandomObservations):
     """Random observations of every kind; an action that the last one forbids raises.
 
     Args:
@@ -27,14 +40,8 @@ class Sights(gym.Env):
         self.action_space = spaces.Discrete(4)
         self.length, self.nothing_at = length, nothing_at
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        self.steps = 0
-        return self.see(), {}
-
     def see(self):
-        self.seen = self.observation_space.sample()
+        self.seen = super().see()
         self.seen["action_mask"][self.steps % 4] = 1
         if self.steps == self.nothing_at:
             self.seen["action_mask"][:] = 0

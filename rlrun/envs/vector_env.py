@@ -116,7 +116,7 @@ def _all_of(
     created: _Created | None,
     env_timeout_s: float | None,
 ) -> tuple[list[Any], Callable[[int], Any]]:
-    """All sub-environments, of which the first is there already, and what makes one again."""
+    """All sub-environments, given the first, and the function that rebuilds one of them."""
 
     def shown(env_index: int, env: Any = None) -> Any:
         env = make(env_index) if env is None else env

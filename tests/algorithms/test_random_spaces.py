@@ -7,9 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
+from nested_envs import RandomObservations
 from tiny import BATCH, CONFIGS
 
 from rlrun import load_policy
+from rlrun.policies.layers import has_image
 
 spaces = gym.spaces
 LEAVES = {
@@ -32,28 +34,20 @@ def nest(rng, depth=2):
     if not depth or rng.random() < 0.3:
         return LEAVES[rng.choice(list(LEAVES))]
     parts = [nest(rng, depth - 1) for _ in range(rng.choice((1, 2, 3)))]
-    return (
-        spaces.Tuple(parts)
-        if rng.random() < 0.5
-        else spaces.Dict({f"part {i}": part for i, part in enumerate(parts)})
-    )
+    if rng.random() < 0.5:
+        return spaces.Tuple(parts)
+    return spaces.Dict({f"part {i}": part for i, part in enumerate(parts)})
 
 
-class Nests(gym.Env):
-    """Episodes of three random observations; Discrete ones are ints of Python."""
+class Nests(RandomObservations):
+    """Episodes of three steps; Discrete observations are ints of Python."""
 
     def __init__(self, seed, actions=None):
         self.observation_space = nest(random.Random(seed))
         self.action_space = nest(random.Random(seed + 1)) if actions is None else actions
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        self.steps = 0
-        return self.see(), {}
-
     def see(self):
-        seen = self.observation_space.sample()
+        seen = super().see()
         return int(seen) if isinstance(self.observation_space, spaces.Discrete) else seen
 
     def step(self, action):
@@ -69,7 +63,7 @@ def test_any_nest_of_spaces_is_learned_in_and_acted_on(built, tmp_path, seed):
     arguments = {"actions": spaces.Discrete(3, start=1)} if name in ("DQN", "SAC") else {}
     environment = functools.partial(Nests, seed, **arguments)
     model = {"hidden": [4], "conv": [[2, 3, 2]], "conv_head": 4}
-    if not any(map(is_image, leaves(environment().observation_space))):
+    if not has_image(environment().observation_space):
         del model["conv"], model["conv_head"]
     algorithm = built(CONFIGS[name]().environment(environment).model(**model).debugging(seed=seed))
     assert algorithm.train()["env_steps"] == BATCH
@@ -79,14 +73,3 @@ def test_any_nest_of_spaces_is_learned_in_and_acted_on(built, tmp_path, seed):
     action = policy.compute_single_action(observation)
     assert policy.action_space.contains(action)
     assert data_equivalence(action, algorithm.compute_single_action(observation))
-
-
-def leaves(space):
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return [leaf for part in parts for leaf in leaves(part)]
-    return [space]
-
-
-def is_image(space):
-    return len(space.shape or ()) > 2 or (space.dtype == np.uint8 and len(space.shape or ()) == 2)
