@@ -456,6 +456,12 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("training", {"noisy": False}, ("sigma0",)),
     ("training", {"alpha_lr": 0}, ("target_entropy",)),
     ("exploration", {"env_runners.num_env_runners": 0}, ("runner_exponent",)),
+    ("exploration", {"env_runners.num_env_runners": 1}, ("runner_exponent",)),
+    (
+        "exploration",
+        {"env_runners.explore": False, "evaluation.explore": False},
+        tuple(ExplorationConfig.model_fields),
+    ),
     ("replay", {"prioritized": False}, ("alpha", "beta", "epsilon")),
     ("evaluation", {"interval": None}, ("env_steps", "num_env_runners", "parallel_to_training")),
     (
