@@ -172,6 +172,9 @@ def import_object(path: str) -> Any:
     module_name, _, attributes = path.partition(":")
     # A console script has its own folder on sys.path and not, as `python -m` has, the working one.
     if os.getcwd() not in sys.path and "" not in sys.path:
+        for name in ("gymnasium", "numpy", "ray", "torch"):
+            if os.path.exists(f"{name}.py"):
+                raise ImportPathError(f"./{name}.py hides the installed {name}; rename it")
         sys.path.insert(0, os.getcwd())
     found = import_module(module_name)
     for attribute in attributes.split("."):

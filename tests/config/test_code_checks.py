@@ -147,6 +147,17 @@ def test_the_working_directory_is_importable(tmp_path, monkeypatch):
     assert import_object("lying_beside:value") == 7
 
 
+def test_files_of_the_working_directory_that_hide_an_installed_package_are_named(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "ray.py").touch()
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ImportPathError, match=r"\./ray\.py hides the installed ray; rename it"):
+        import_object("rlrun.algorithms.ppo:PPO")
+    assert str(tmp_path) not in sys.path
+
+
 def test_import_paths_go_both_ways():
     assert import_path_of(Path) is None or import_object(str(import_path_of(Path))) is Path
     assert import_path_of(nearest) == "rlrun.config.registry:nearest"
