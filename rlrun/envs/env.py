@@ -377,7 +377,10 @@ def observation_problem(
         fits = isinstance(observation, tuple | list) and len(observation) == len(parts)
         expected = f"a tuple of {len(parts)} entries"
     else:
-        inside = space.contains(observation)
+        try:
+            inside = space.contains(observation)
+        except OverflowError:  # gymnasium 1.3, of an integer that the dtype cannot hold
+            inside = False
         return None if inside else f"{where} {observation!r} is not in {space}"
     if not fits:
         return f"{where} must be {expected}"
