@@ -117,13 +117,22 @@ def make_connectors(
     return connectors
 
 
-class _ConnectorStates:
-    """State of several connectors, by their position."""
+class CustomPipeline(Connector):
+    """Several connectors; their states and deltas are kept by their position.
 
-    def __init__(self, connectors: Sequence[NamedConnector], *, has_slots: bool) -> None:
-        self._connectors = connectors
+    Args:
+        connectors: in order.
+        env: the environments of the slots.
+        history: passed to each connector.
+    """
+
+    def __init__(
+        self, connectors: Sequence[NamedConnector], env: ConnectedEnv, history: SlotHistory
+    ) -> None:
+        self._connectors, self._history = connectors, history
+        self._all = np.arange(env.num_envs)
         # The training process, without slots, knows a connector's state only once it has learned.
-        self._known = {str(i) for i in range(len(connectors))} if has_slots else set()
+        self._known = {str(i) for i in range(len(connectors))} if env.num_envs else set()
 
     def get_state(self) -> State:
         return self._of_each(lambda connector: connector.get_state(), self._known)
@@ -155,13 +164,11 @@ class _ConnectorStates:
         return answers
 
 
-class EnvToModule(Connector):
+class EnvToModule(CustomPipeline):
     """Custom connectors of observations, then the default pipeline.
 
     Args:
-        connectors: in order.
-        env: the environments that observations come from.
-        history: records the raw observations; passed to each connector.
+        connectors, env, history: see `CustomPipeline`; the history records raw observations.
         make_default: makes the default pipeline, given the connectors' output space; None if there
             is none.
 
@@ -176,9 +183,8 @@ class EnvToModule(Connector):
         history: SlotHistory,
         make_default: Callable[[gym.Space[Any]], Any] | None,
     ) -> None:
-        self._connectors, self._history = connectors, history
+        super().__init__(connectors, env, history)
         self._raw_space = space = env.single_observation_space
-        self._all = np.arange(env.num_envs)
         self._spaces = []
         for named in connectors:
             with named.named_in_errors():
@@ -189,7 +195,6 @@ class EnvToModule(Connector):
         self._nested = self._default is None and self.output_space.shape is None
         if self._nested:
             row_form(self.output_space)
-        self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(
         self, observations: Any, *, update: bool | Array = True, slots: Array | None = None
@@ -218,7 +223,7 @@ class EnvToModule(Connector):
 
     def get_state(self) -> State:
         """The states of the connectors, the default pipeline and the history."""
-        state = {"connectors": self._states.get_state()}
+        state = {"connectors": super().get_state()}
         if self._default is not None:
             state["default"] = self._default.get_state()
         if len(self._all):
@@ -226,7 +231,6 @@ class EnvToModule(Connector):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`, of this object or the training process's."""
         self.set_connectors(state["connectors"])
         if self._default is not None:
             self._default.set_state(state["default"])
@@ -235,28 +239,24 @@ class EnvToModule(Connector):
 
     def set_connectors(self, state: Mapping[str, Any]) -> None:
         """Restore only the connectors' part of a state."""
-        self._states.set_state(state)
+        super().set_state(state)
 
     def flush_deltas(self) -> State:
-        """The deltas of the connectors and the filter since the last flush."""
         default = {} if self._default is None else self._default.flush_deltas()
-        return {"connectors": self._states.flush_deltas(), "default": default}
+        return {"connectors": super().flush_deltas(), "default": default}
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the deltas of other pipelines."""
         deltas = list(deltas)
-        self._states.apply_deltas([delta["connectors"] for delta in deltas])
+        super().apply_deltas([delta["connectors"] for delta in deltas])
         if self._default is not None:
             self._default.apply_deltas([delta["default"] for delta in deltas])
 
 
-class ModuleToEnv(Connector):
+class ModuleToEnv(CustomPipeline):
     """Custom connectors of actions, then the default pipeline.
 
     Args:
-        connectors: in order.
-        env: the environments that the actions go to.
-        history: passed to each connector; its `no_action` is set here.
+        connectors, env, history: see `CustomPipeline`; the history's `no_action` is set here.
         default: the default pipeline; None if there is none.
 
     Attributes:
@@ -280,13 +280,11 @@ class ModuleToEnv(Connector):
         for named in reversed(connectors):
             with named.named_in_errors():
                 space = named.connector.connect(space)
-        self._connectors, self._history, self._default = connectors, history, default
-        self._all = np.arange(env.num_envs)
-        self.input_space = space
+        super().__init__(connectors, env, history)
+        self._default, self.input_space = default, space
         sampler = action_sampler(space)
         history.no_action = np.zeros(sampler.shape, sampler.dtype)
         self.sent: Array = np.empty(0)
-        self._states = _ConnectorStates(connectors, has_slots=env.num_envs > 0)
 
     def __call__(self, actions: Array) -> Any:
         """Actions of the policy [B, ...] -> actions of the environments."""
@@ -305,19 +303,3 @@ class ModuleToEnv(Connector):
     def send(self, actions: Array) -> Any:
         """The default pipeline's output for the connectors' output."""
         return actions if self._default is None else self._default(actions)
-
-    def get_state(self) -> State:
-        """The states of the connectors."""
-        return self._states.get_state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`, of this object or the training process's."""
-        self._states.set_state(state)
-
-    def flush_deltas(self) -> State:
-        """The deltas of the connectors since the last flush."""
-        return self._states.flush_deltas()
-
-    def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the deltas of other pipelines."""
-        self._states.apply_deltas(deltas)
