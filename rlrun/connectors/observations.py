@@ -173,7 +173,6 @@ class ObservationPipeline(Connector):
         return as_rows(structure, observations)
 
     def get_state(self) -> State:
-        """The filter's statistics; empty without a filter."""
         return {} if self.filter is None else self.filter.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -189,11 +188,9 @@ class ObservationPipeline(Connector):
             self.filter.set_state(state)
 
     def flush_deltas(self) -> State:
-        """The filter's statistics since the last flush."""
         return {} if self.filter is None else self.filter.flush_deltas()
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the deltas of other pipelines into the filter."""
         if self.filter is not None:
             self.filter.apply_deltas(deltas)
 
@@ -279,53 +276,28 @@ class ObservationLeaf:
 def _leaves(parts: Iterable[tuple[Keys, gym.Space[Any]]]) -> Iterator[ObservationLeaf]:
     start = 0
     for path, part in parts:
+        counts: Array = np.empty(0, np.int64)  # categories of each one-hot group
+        first_values: Array = counts
+        low: Any = 0.0
+        high: Any = 1.0
         match part:
             case gym.spaces.Discrete():
-                leaf = _one_hot_leaf(path, start, np.array([part.n]), np.array([part.start]))
+                counts, first_values = np.array([part.n]), np.array([part.start])
             case gym.spaces.MultiDiscrete():
-                leaf = _one_hot_leaf(path, start, part.nvec.ravel(), np.ravel(part.start))
-            case gym.spaces.Box() | gym.spaces.MultiBinary():
-                leaf = _number_leaf(path, start, part)
+                counts, first_values = part.nvec.ravel(), np.ravel(part.start)
+            case gym.spaces.Box():
+                box = _as_float32(part)
+                low, high = box.low.ravel(), box.high.ravel()
+            case gym.spaces.MultiBinary():
+                pass
             case _:
                 raise no_rows(part, path)
-        yield leaf
-        start += leaf.width
-
-
-def _one_hot_leaf(path: Keys, start: int, counts: Array, first_values: Array) -> ObservationLeaf:
-    width = int(counts.sum())
-    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    return ObservationLeaf(
-        path=path,
-        start=start,
-        width=width,
-        low=np.zeros(width, np.float32),
-        high=np.ones(width, np.float32),
-        is_box=False,
-        categories=len(counts),
-        first_columns=(start + offsets - first_values).astype(np.int64),
-    )
-
-
-def _number_leaf(
-    path: Keys, start: int, space: gym.spaces.Box | gym.spaces.MultiBinary
-) -> ObservationLeaf:
-    width = int(np.prod(space.shape))
-    low: Array = np.zeros(width, np.float32)
-    high: Array = np.ones(width, np.float32)
-    if isinstance(space, gym.spaces.Box):
-        box = _as_float32(space)
-        low, high = box.low.ravel(), box.high.ravel()
-    return ObservationLeaf(
-        path=path,
-        start=start,
-        width=width,
-        low=low,
-        high=high,
-        is_box=isinstance(space, gym.spaces.Box),
-        categories=0,
-        first_columns=np.empty(0, np.int64),
-    )
+        width = int(counts.sum()) if len(counts) else prod(part.shape or ())
+        low, high = (np.full(width, bound, np.float32) for bound in (low, high))
+        first_columns = (start + np.cumsum(counts) - counts - first_values).astype(np.int64)
+        is_box = isinstance(part, gym.spaces.Box)
+        yield ObservationLeaf(path, start, width, low, high, is_box, len(counts), first_columns)
+        start += width
 
 
 def _at(observations: Any, path: Keys) -> Array:
