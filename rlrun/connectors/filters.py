@@ -181,19 +181,16 @@ class MeanStdFilter(Connector):
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`, here or in another process."""
         self._stat.set_state(state["stat"])
         self._deltas.set_state(state["deltas"])
         self._refresh()
 
     def flush_deltas(self) -> State:
-        """The statistics of the rows since the last flush."""
         deltas = self._deltas.get_state()
         self._deltas = RunningStat(self._deltas.mean.shape)
         return deltas
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge deltas: the result is as if one filter had seen the rows of all runners."""
         for delta in deltas:
             self._stat.merge(RunningStat.from_state(delta))
         self._refresh()

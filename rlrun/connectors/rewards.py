@@ -96,20 +96,17 @@ class RewardPipeline(Connector):
         return float(np.sqrt(variance)) if variance > 0.0 else 1.0
 
     def get_state(self) -> State:
-        """The statistics."""
         if not self._normalize:
             return {}
         return {"stat": self._stat.get_state(), "deltas": self._deltas.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`; one without normalisation is empty."""
         if not (self._normalize and state):
             return
         self._stat.set_state(state["stat"])
         self._deltas.set_state(state["deltas"])
 
     def flush_deltas(self) -> State:
-        """The statistics of the returns seen since the last flush."""
         if not self._normalize:
             return {}
         deltas = self._deltas.get_state()
@@ -117,7 +114,6 @@ class RewardPipeline(Connector):
         return deltas
 
     def apply_deltas(self, deltas: Iterable[Mapping[str, Any]]) -> None:
-        """Merge the deltas of other pipelines."""
         for delta in deltas:
             if self._normalize:
                 self._stat.merge(RunningStat.from_state(delta))
