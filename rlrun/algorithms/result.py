@@ -50,32 +50,6 @@ class _Ended(NamedTuple):
     agent_metrics: AgentMetrics
 
 
-class _MetricNames:
-    """Names of the custom metrics to report: given ones always, others once they have been seen.
-
-    Attributes:
-        own: of episodes.
-        of_agents: of agents, reported by policy.
-    """
-
-    def __init__(self, own: Iterable[str] = (), of_agents: Iterable[str] = ()) -> None:
-        self.own, self.of_agents = dict.fromkeys(own), dict.fromkeys(of_agents)
-
-    def of(self, episodes: Iterable[EpisodeRecord]) -> list[_Ended]:
-        """Extract the statistics of episodes, and report their metrics from now on."""
-        ended = []
-        for e in episodes:
-            custom, metrics = {}, []
-            for name, value in e.custom_metrics.items():
-                custom[name], self.own[name] = _number(name, value), None
-            for agent, policy, _ in e.agents if e.agent_metrics else ():
-                for name, number in e.agent_metrics.get(agent, {}).items():
-                    metrics.append((policy, name, number))
-                    self.of_agents[name] = None
-            ended.append(_Ended(e.episode_return, e.length, e.agents, custom, tuple(metrics)))
-        return ended
-
-
 class EpisodeStatistics:
     """Statistics over the last finished episodes.
 
@@ -88,8 +62,8 @@ class EpisodeStatistics:
     def __init__(
         self, window: int, names: Iterable[str] = (), agent_names: Iterable[str] = ()
     ) -> None:
-        self._names = _MetricNames(names, agent_names)
-        self._unseen = {*self._names.own, *self._names.of_agents}
+        self._names, self._agent_names = dict.fromkeys(names), dict.fromkeys(agent_names)
+        self._unseen = {*self._names, *self._agent_names}
         self._looked_at = 0  # episodes, for those
         self._size = window
         self._window: deque[_Ended] = deque(maxlen=window)
@@ -99,7 +73,17 @@ class EpisodeStatistics:
 
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
-        self._this_iteration += self._names.of(episodes)
+        for e in episodes:
+            custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
+            metrics = tuple(
+                (policy, name, number)
+                for agent, policy, _ in (e.agents if e.agent_metrics else ())
+                for name, number in e.agent_metrics.get(agent, {}).items()
+            )
+            ended = _Ended(e.episode_return, e.length, e.agents, custom, metrics)
+            self._this_iteration.append(ended)
+            self._names |= dict.fromkeys(custom)
+            self._agent_names |= dict.fromkeys(name for _, name, _ in metrics)
 
     @property
     def largest_return(self) -> float:
@@ -139,8 +123,66 @@ class EpisodeStatistics:
             self._unseen.clear()
 
     def custom_metrics(self, policies: Sequence[str] = ()) -> Result:
-        """`_custom_metrics` of the episodes that were averaged last."""
-        return _custom_metrics(self._counted, self._names, policies)
+        """``<name>_mean``, ``_min`` and ``_max`` over the averaged episodes that have the metric.
+
+        For metrics of agents ``policy_<name>_mean``, ..., by policy.
+        """
+        result: Result = {}
+        for name in filter(IS_SUCCESS.__ne__, self._names):
+            values = self._finite(name)
+            result[f"{name}_mean"] = _mean(values)
+            result[f"{name}_min"] = min(values, default=None)
+            result[f"{name}_max"] = max(values, default=None)
+        for name in filter(IS_SUCCESS.__ne__, self._agent_names):
+            result |= _policy_statistics(name, self._by_policy(name, policies))
+        return result
+
+    def success_rates(self, policies: Sequence[str] = ()) -> Result:
+        """``success_rate``: the share of averaged episodes that succeeded, of those with a result.
+
+        For agents ``policy_success_rate``, by policy. Empty before any episode has had it.
+        """
+        result: Result = {}
+        if IS_SUCCESS in self._names:
+            result["success_rate"] = _mean(self._finite(IS_SUCCESS))
+        if IS_SUCCESS in self._agent_names:
+            of_policies = self._by_policy(IS_SUCCESS, policies)
+            rates = {policy: _mean(values) for policy, values in of_policies.items()}
+            result["policy_success_rate"] = rates
+        return result
+
+    def _finite(self, name: str) -> list[float]:
+        values = (episode.custom.get(name, math.nan) for episode in self._counted)
+        return [value for value in values if math.isfinite(value)]
+
+    def _by_policy(self, name: str, policies: Sequence[str]) -> dict[str, list[float]]:
+        """The finite values of a metric of agents, by policy."""
+        found: dict[str, list[float]] = {policy: [] for policy in policies}
+        for episode in self._counted:
+            for policy, each, number in episode.agent_metrics:
+                if each == name and math.isfinite(number):
+                    found.setdefault(policy, []).append(number)
+        return found
+
+    def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
+        """Agents' returns: ``policy_return_mean``, ``_min``, ``_max`` and ``agent_return_mean``.
+
+        Args:
+            policies, agents: always named, with None where there is no return. If there are no
+                agents, there are no such keys: a single agent's return is the episode's.
+        """
+        if not agents:
+            return {}
+        by_policy: dict[str, list[float]] = {policy: [] for policy in policies}
+        by_agent: dict[str, list[float]] = {agent: [] for agent in agents}
+        for episode in self._counted:
+            for agent, policy, value in episode.agents:
+                by_policy.setdefault(policy, []).append(value)
+                by_agent.setdefault(agent, []).append(value)
+        return {
+            **_policy_statistics("return", by_policy),
+            "agent_return_mean": {name: _mean(values) for name, values in by_agent.items()},
+        }
 
     def hist_stats(self) -> Result:
         """Returns and lengths of the episodes that were averaged last, in order."""
@@ -148,15 +190,6 @@ class EpisodeStatistics:
             "episode_return": [episode.episode_return for episode in self._counted],
             "episode_len": [episode.length for episode in self._counted],
         }
-
-    def success_rates(self, policies: Sequence[str] = ()) -> Result:
-        """`_success_rates` of the episodes that were averaged last."""
-        return _success_rates(self._counted, self._names, policies)
-
-    def agent_returns(self, policies: Sequence[str], agents: Sequence[str]) -> Result:
-        """`agent_return_statistics` of the episodes that the last `end_iteration` averaged."""
-        episodes = [episode.agents for episode in self._counted]
-        return agent_return_statistics(episodes, policies, agents)
 
     def get_state(self) -> dict[str, Any]:
         """The window and the count."""
@@ -174,7 +207,7 @@ class EpisodeStatistics:
             "total": self.total,
             "custom": {
                 name: np.array([e.custom.get(name, np.nan) for e in self._window], np.float64)
-                for name in self._names.own
+                for name in self._names
             },
             "agent_metrics": {
                 "episode": np.array([row[0] for row in metrics], np.int64),
@@ -193,8 +226,8 @@ class EpisodeStatistics:
             custom = {name: float(row[i]) for name, row in state["custom"].items()}
             of_agents = tuple(agents[i]), custom, tuple(metrics[i])
             self._window.append(_Ended(float(value), int(length), *of_agents))
-        self._names.own |= dict.fromkeys(state["custom"])
-        self._names.of_agents |= dict.fromkeys(map(str, state["agent_metrics"]["name"]))
+        self._names |= dict.fromkeys(state["custom"])
+        self._agent_names |= dict.fromkeys(map(str, state["agent_metrics"]["name"]))
         self._this_iteration = []  # of one that failed
         self.total = int(state["total"])
 
@@ -207,25 +240,22 @@ def evaluation_result(
     """The `evaluation` part of a result: statistics of these episodes; all None if not due.
 
     Args:
-        policies, agents: as of `agent_return_statistics`.
+        policies, agents: as of `EpisodeStatistics.agent_returns`.
     """
-    ended: list[_Ended] = []
-    custom, rates = {}, {}
-    if episodes:
-        names = _MetricNames()
-        ended = names.of(episodes)
-        custom = _custom_metrics(ended, names, policies)
-        rates = _success_rates(ended, names, policies)
-    returns = [episode.episode_return for episode in ended]
+    statistics = EpisodeStatistics(window=1)  # all of them count, as they end in one iteration
+    statistics.add(episodes or ())
+    result = statistics.end_iteration()
+    returns = [episode.episode_return for episode in episodes or ()]
+    custom = statistics.custom_metrics(policies)
     return {
-        "episodes": len(returns) if episodes is not None else None,
-        "episode_return_mean": _mean(returns),
+        "episodes": None if episodes is None else len(episodes),
+        "episode_return_mean": result["episode_return_mean"],
         "episode_return_std": float(np.std(returns)) if returns else None,
-        "episode_return_min": min(returns, default=None),
-        "episode_return_max": max(returns, default=None),
-        "episode_len_mean": _mean([episode.length for episode in ended]),
-        **agent_return_statistics([episode.agents for episode in ended], policies, agents),
-        **rates,
+        "episode_return_min": result["episode_return_min"],
+        "episode_return_max": result["episode_return_max"],
+        "episode_len_mean": result["episode_len_mean"],
+        **statistics.agent_returns(policies, agents),
+        **statistics.success_rates(policies),
         **({"custom_metrics": custom} if custom else {}),
     }
 
@@ -240,80 +270,6 @@ def _by_episode(
     ):
         found[int(i)].append((str(first), str(second), float(number)))
     return found
-
-
-def _custom_metrics(
-    episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
-) -> Result:
-    """``<name>_mean``, ``_min`` and ``_max`` over the episodes that have the metric.
-
-    For metrics of agents ``policy_<name>_mean``, ..., by policy.
-    """
-    result: Result = {}
-    for name in filter(IS_SUCCESS.__ne__, names.own):
-        values = _finite(episodes, name)
-        result[f"{name}_mean"] = _mean(values)
-        result[f"{name}_min"] = min(values, default=None)
-        result[f"{name}_max"] = max(values, default=None)
-    for name in filter(IS_SUCCESS.__ne__, names.of_agents):
-        result |= _policy_statistics(name, _by_policy(episodes, name, policies))
-    return result
-
-
-def _success_rates(
-    episodes: Sequence[_Ended], names: _MetricNames, policies: Sequence[str]
-) -> Result:
-    """``success_rate``: the share of episodes that succeeded, of those with `is_success`.
-
-    For agents ``policy_success_rate``, by policy. Empty before any episode has had it.
-    """
-    result: Result = {}
-    if IS_SUCCESS in names.own:
-        result["success_rate"] = _mean(_finite(episodes, IS_SUCCESS))
-    if IS_SUCCESS in names.of_agents:
-        of_policies = _by_policy(episodes, IS_SUCCESS, policies)
-        result["policy_success_rate"] = {name: _mean(each) for name, each in of_policies.items()}
-    return result
-
-
-def _finite(episodes: Sequence[_Ended], name: str) -> list[float]:
-    values = (episode.custom.get(name, math.nan) for episode in episodes)
-    return [value for value in values if math.isfinite(value)]
-
-
-def _by_policy(
-    episodes: Sequence[_Ended], name: str, policies: Sequence[str]
-) -> dict[str, list[float]]:
-    """The finite values of a metric of agents, by policy."""
-    found: dict[str, list[float]] = {policy: [] for policy in policies}
-    for episode in episodes:
-        for policy, each, number in episode.agent_metrics:
-            if each == name and math.isfinite(number):
-                found.setdefault(policy, []).append(number)
-    return found
-
-
-def agent_return_statistics(
-    episodes: Sequence[AgentReturns], policies: Sequence[str], agents: Sequence[str]
-) -> Result:
-    """``policy_return_mean``, ``_min`` and ``_max``, and ``agent_return_mean``, of agents' returns.
-
-    Args:
-        policies, agents: always named, with None where there is no return. If there are no agents,
-            there are no such keys: a single agent's return is the episode's.
-    """
-    if not agents:
-        return {}
-    by_policy: dict[str, list[float]] = {policy: [] for policy in policies}
-    by_agent: dict[str, list[float]] = {agent: [] for agent in agents}
-    for returns in episodes:
-        for agent, policy, value in returns:
-            by_policy.setdefault(policy, []).append(value)
-            by_agent.setdefault(agent, []).append(value)
-    return {
-        **_policy_statistics("return", by_policy),
-        "agent_return_mean": {name: _mean(values) for name, values in by_agent.items()},
-    }
 
 
 def _policy_statistics(name: str, by_policy: Mapping[str, Sequence[float]]) -> Result:
