@@ -19,7 +19,7 @@ episode from the seed tree, and a run resumes to the bit. Must not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -157,12 +157,29 @@ def exploring_sampler(
         ConfigError: the type cannot explore in this action space.
     """
     made = sampler
-    if isinstance(settings.type, str) and settings.type in _MAKE:
-        found = _MAKE[settings.type](sampler, settings)
-        if found is None:
+    is_box = isinstance(sampler, SquashedGaussianSampler)
+    is_greedy = isinstance(sampler, EpsilonGreedySampler)
+    match settings.type:
+        case "SoftQ":
+            made = SoftQSampler(sampler.num_inputs)
+        case "Random":
+            uniform = CategoricalSampler(sampler.num_inputs) if is_greedy else sampler
+            made = RandomSampler(uniform, always=True)
+        case "GaussianNoise" if is_box:
+            made = GaussianNoiseSampler(sampler.width, settings.stddev)
+        case "OrnsteinUhlenbeckNoise" if is_box:
+            # The process x' = (1 - theta) x + sigma z (Uhlenbeck and Ornstein 1930), as Lillicrap
+            # et al. 2016, arXiv:1509.02971, explore with it, begun where it is stationary in each
+            # episode. It is a multiple of the process that `Policy.noise_correlation` asks for.
+            stationary = settings.sigma / math.sqrt(settings.theta * (2.0 - settings.theta))
+            made = GaussianNoiseSampler(sampler.width, stationary)
+        case "ParameterNoise" if is_box:
+            made = ModeSampler(sampler.width, settings.stddev)
+        case "ParameterNoise" if is_greedy:
+            pass  # epsilon-greedily, by the values of noisy weights
+        case "GaussianNoise" | "OrnsteinUhlenbeckNoise" | "ParameterNoise":
             message = f"{settings.type} cannot draw actions of {action_space}"
             raise misfit("exploration.type", message)
-        made = found
     # Epsilon-greedily, random actions are those with an epsilon of 1.
     if settings.random_steps and not isinstance(made, EpsilonGreedySampler | RandomSampler):
         return RandomSampler(made)
@@ -177,48 +194,3 @@ def lasting_noise(settings: ExplorationConfig) -> float:
 def weight_stddev(settings: ExplorationConfig) -> float | None:
     """See `SamplingPolicy.weight_stddev`."""
     return settings.initial_stddev if settings.type == "ParameterNoise" else None
-
-
-def _soft_q(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler:
-    return SoftQSampler(sampler.num_inputs)
-
-
-def _random(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler:
-    if isinstance(sampler, EpsilonGreedySampler):
-        sampler = CategoricalSampler(sampler.num_inputs)
-    return RandomSampler(sampler, always=True)
-
-
-def _gaussian(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler | None:
-    if not isinstance(sampler, SquashedGaussianSampler):
-        return None
-    return GaussianNoiseSampler(sampler.width, settings.stddev)
-
-
-def _ornstein_uhlenbeck(
-    sampler: ActionSampler, settings: ExplorationConfig
-) -> ActionSampler | None:
-    """The process x' = (1 - theta) x + sigma z, begun where it is stationary in each episode.
-
-    Uhlenbeck and Ornstein 1930, as Lillicrap et al. 2016, arXiv:1509.02971, explore with it. It is
-    a multiple of the process that `Policy.noise_correlation` asks for.
-    """
-    if not isinstance(sampler, SquashedGaussianSampler):
-        return None
-    stationary = settings.sigma / math.sqrt(settings.theta * (2.0 - settings.theta))
-    return GaussianNoiseSampler(sampler.width, stationary)
-
-
-def _parameter_noise(sampler: ActionSampler, settings: ExplorationConfig) -> ActionSampler | None:
-    if isinstance(sampler, SquashedGaussianSampler):
-        return ModeSampler(sampler.width, settings.stddev)
-    return sampler if isinstance(sampler, EpsilonGreedySampler) else None
-
-
-_MAKE: dict[str, Callable[[ActionSampler, ExplorationConfig], ActionSampler | None]] = {
-    "SoftQ": _soft_q,
-    "Random": _random,
-    "GaussianNoise": _gaussian,
-    "OrnsteinUhlenbeckNoise": _ornstein_uhlenbeck,
-    "ParameterNoise": _parameter_noise,
-}
