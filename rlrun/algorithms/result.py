@@ -74,16 +74,15 @@ class EpisodeStatistics:
     def add(self, episodes: Iterable[EpisodeRecord]) -> None:
         """Count finished episodes, in the order of their runners."""
         for e in episodes:
-            custom = {name: _number(name, value) for name, value in e.custom_metrics.items()}
-            metrics = tuple(
-                (policy, name, number)
-                for agent, policy, _ in (e.agents if e.agent_metrics else ())
-                for name, number in e.agent_metrics.get(agent, {}).items()
-            )
-            ended = _Ended(e.episode_return, e.length, e.agents, custom, metrics)
+            custom, metrics = {}, []
+            for name, value in e.custom_metrics.items():
+                custom[name], self._names[name] = _number(name, value), None
+            for agent, policy, _ in e.agents if e.agent_metrics else ():
+                for name, number in e.agent_metrics.get(agent, {}).items():
+                    metrics.append((policy, name, number))
+                    self._agent_names[name] = None
+            ended = _Ended(e.episode_return, e.length, e.agents, custom, tuple(metrics))
             self._this_iteration.append(ended)
-            self._names |= dict.fromkeys(custom)
-            self._agent_names |= dict.fromkeys(name for _, name, _ in metrics)
 
     @property
     def largest_return(self) -> float:
