@@ -89,10 +89,6 @@ class _RecordedRows(dict[str, Tensor]):
         self.read.add(name)
         return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
     def pop(self, name: str, *default: Any) -> Any:
         return self.get(name, *default)  # each pass is given all of them
 
@@ -105,17 +101,11 @@ class _RecordedRows(dict[str, Tensor]):
         self.read.update(super().keys())
         return super().__iter__()
 
-    def keys(self) -> Any:
-        self.read.update(super().keys())
-        return super().keys()
-
-    def values(self) -> Any:
-        self.read.update(super().keys())
-        return super().values()
-
-    def items(self) -> Any:
-        self.read.update(super().keys())
-        return super().items()
+    # Written in terms of the methods above, which dict's own are not.
+    get: Any = Mapping.get
+    keys: Any = Mapping.keys
+    values: Any = Mapping.values
+    items: Any = Mapping.items
 
     def copy(self) -> Any:
         return dict(self)
