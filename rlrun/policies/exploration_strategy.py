@@ -9,7 +9,7 @@ is a view of what the policy has put out, so it is in checkpoints. Must not impo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -92,18 +92,6 @@ class ExploringPolicy(Policy):
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
         own = self._strategy.draw(rng, length, slots)
         return np.concatenate([self.inner.draw_noise(rng, length, slots), own], axis=-1)
-
-    def compute_actions(
-        self,
-        obs_batch: Array,
-        state_batches: Sequence[Array] | None = None,
-        *,
-        explore: bool | None = None,
-        noise: Array | None = None,
-    ) -> tuple[Array, list[Array], dict[str, Array]]:
-        states = enumerate(state_batches or ())
-        views = {col.OBS: obs_batch, **{f"{col.STATE_IN_PREFIX}{k}": s for k, s in states}}
-        return self.compute_actions_from_input_dict(views, explore=explore, noise=noise)
 
     def compute_actions_from_input_dict(
         self,

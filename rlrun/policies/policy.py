@@ -24,7 +24,8 @@ from rlrun.data.view_requirement import ViewRequirement
 class Policy:
     """Chooses actions in an env runner, which owns the environments.
 
-    Only `compute_actions` must be defined; a policy without weights keeps the other defaults.
+    Only `compute_actions`, or `compute_actions_from_input_dict`, must be defined; a policy without
+    weights keeps the other defaults.
 
     Attributes:
         view_requirements: views that the policy acts on and learns from, by name. May be edited at
@@ -77,7 +78,11 @@ class Policy:
             Actions ``[B, ...]``, in [-1, 1] for bounded Boxes and from 0 for discrete spaces; the
             new states; and extra values that become batch columns.
         """
-        raise TypeError(f"{type(self).__name__} must define compute_actions()")
+        if type(self).compute_actions_from_input_dict is Policy.compute_actions_from_input_dict:
+            raise TypeError(f"{type(self).__name__} must define compute_actions()")
+        views = {f"{col.STATE_IN_PREFIX}{k}": s for k, s in enumerate(state_batches or ())}
+        views[col.OBS] = obs_batch
+        return self.compute_actions_from_input_dict(views, explore=explore, noise=noise)
 
     def compute_actions_from_input_dict(
         self,

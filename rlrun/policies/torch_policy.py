@@ -6,7 +6,7 @@ and not on torch's generators or on the device. Must not know of environments, R
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -103,22 +103,6 @@ class TorchPolicy(SamplingPolicy):
         slices = [slice(offset, offset + math.prod(shape)) for offset, shape in places]
         return [*slices, slice(self._flat.num_parameters, None)]
 
-    def compute_actions(
-        self,
-        obs_batch: Array,
-        state_batches: Sequence[Array] | None = None,
-        *,
-        explore: bool | None = None,
-        noise: Array | None = None,
-    ) -> tuple[Array, list[Array], dict[str, Array]]:
-        """Actions for B observations; see `Policy.compute_actions`.
-
-        Everything the module returns besides distribution inputs and states becomes a column too.
-        """
-        states = enumerate(state_batches or ())
-        input_dict = {col.OBS: obs_batch, **{f"{col.STATE_IN_PREFIX}{k}": s for k, s in states}}
-        return self.compute_actions_from_input_dict(input_dict, explore=explore, noise=noise)
-
     def compute_actions_from_input_dict(
         self,
         input_dict: Mapping[str, Array],
@@ -126,7 +110,10 @@ class TorchPolicy(SamplingPolicy):
         explore: bool | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, list[Array], dict[str, Array]]:
-        """Actions from all views of the module; see `Policy.compute_actions_from_input_dict`."""
+        """See `Policy.compute_actions_from_input_dict`.
+
+        Everything the module returns besides distribution inputs and states becomes a column too.
+        """
         explore = self.explores if explore is None else explore
         with torch.inference_mode():
             batch = {name: self._to_tensors(view) for name, view in input_dict.items()}
