@@ -123,11 +123,12 @@ class MemoryActorCritic(RLModule):
         features: Tensor = self.encoder(self._encoder_input(seen, self.encoder))
         return features
 
-    def encode_for_values(self, features: Tensor, batch: TensorBatch) -> Tensor:
-        """The memory's outputs [M, C] beside the second encoder's features, [M, C + F]."""
-        assert self.vf_encoder is not None
-        obs = self._encoder_input(batch[col.OBS], self.vf_encoder)
-        return torch.cat((features, self.vf_encoder(obs)), dim=-1)
+    def _values(self, features: Tensor, batch: TensorBatch) -> Tensor:
+        """Values [M] of the memory's outputs [M, C], and of the second encoder's features."""
+        if self.vf_encoder is not None:
+            obs = self._encoder_input(batch[col.OBS], self.vf_encoder)
+            features = torch.cat((features, self.vf_encoder(obs)), dim=-1)
+        return self.heads.values(features)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """The policy head's outputs [M, P] for features [M, C]."""
@@ -136,10 +137,9 @@ class MemoryActorCritic(RLModule):
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
         """``action_dist_inputs`` [M, P] and ``vf_preds`` [M]."""
         features, _ = self.remember(batch)
-        seen = features if self.vf_encoder is None else self.encode_for_values(features, batch)
         return {
             col.ACTION_DIST_INPUTS: self.dist_inputs(features),
-            col.VF_PREDS: self.heads.values(seen),
+            col.VF_PREDS: self._values(features, batch),
         }
 
     def forward_inference(self, batch: TensorBatch) -> dict[str, Tensor]:
@@ -149,10 +149,7 @@ class MemoryActorCritic(RLModule):
         return {col.ACTION_DIST_INPUTS: self.dist_inputs(features), **outs}
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
-        """Values [M]."""
-        features, _ = self.remember(batch)
-        seen = features if self.vf_encoder is None else self.encode_for_values(features, batch)
-        return self.heads.values(seen)
+        return self._values(self.remember(batch)[0], batch)
 
 
 class RecurrentActorCritic(MemoryActorCritic):
