@@ -37,7 +37,15 @@ from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline, Preprocessor
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array, map_leaves
-from rlrun.data.nested import ACTION_MASK, OBSERVATION, Keys, leaf_spaces, row_form, without_mask
+from rlrun.data.nested import (
+    ACTION_MASK,
+    OBSERVATION,
+    Keys,
+    leaf_spaces,
+    map_space,
+    row_form,
+    without_mask,
+)
 from rlrun.data.trajectory_views import TrajectoryViews, View, source_rows
 from rlrun.policies.action_sampling import (
     ActionLeaf,
@@ -252,13 +260,7 @@ def named_leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, Keys, 
 
 def nested(space: gym.Space[Any], name: str, leaves: Mapping[str, Any]) -> Any:
     """Batches of the leaves, by the names that `named_leaves` gives, as the space nests them."""
-    if isinstance(space, gym.spaces.Dict):
-        parts = space.spaces.items()
-        return {key: nested(part, f"{name}.{key}", leaves) for key, part in parts}
-    if isinstance(space, gym.spaces.Tuple):
-        entries = enumerate(space.spaces)
-        return tuple(nested(part, f"{name}.{i}", leaves) for i, part in entries)
-    return leaves[name]
+    return map_space(lambda path, _: leaves[".".join([name, *map(str, path)])], space)
 
 
 class _Observations(nn.Module):

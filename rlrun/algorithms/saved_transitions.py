@@ -7,7 +7,6 @@ Owns the reading of such a file and what its columns must be. Must not know loss
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
-from rlrun.data.nested import leaf_spaces
+from rlrun.data.nested import Keys, leaf_spaces, map_space
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, SampleBatch
 from rlrun.policies.action_sampling import action_layout
 from rlrun.sampling.runner_connectors import RunnerConnectors
@@ -116,11 +115,7 @@ class _SavedColumns:
 
     def nest(self, name: str, space: gym.Space[Any]) -> Any:
         """The observations ``[N, ...]`` of a space, which may be nested."""
-        if isinstance(space, gym.spaces.Dict):
-            return {key: self.nest(f"{name}/{key}", part) for key, part in space.items()}
-        if isinstance(space, gym.spaces.Tuple):
-            return tuple(self.nest(f"{name}/{i}", part) for i, part in enumerate(space.spaces))
-        return self.leaf(name, space)
+        return map_space(lambda path, leaf: self.leaf(_join(name, path), leaf), space)
 
     def leaf(self, name: str, space: gym.Space[Any]) -> Array:
         """The rows ``[N, ...]`` of a space that is not nested."""
@@ -157,11 +152,9 @@ class _SavedColumns:
         """The error of a column."""
         return InputError(f"{self._path}: {self._prefix}{name}: {message}")
 
-    def action_leaves(self, space: gym.Space[Any]) -> Iterator[tuple[str, Array]]:
-        """The name and rows of each leaf of the actions, in the order of their columns."""
-        for path, leaf in leaf_spaces(space):
-            name = "/".join(("action", *map(str, path)))
-            yield name, self.leaf(name, leaf)
+
+def _join(name: str, path: Keys) -> str:
+    return "/".join((name, *map(str, path)))
 
 
 def _are_within(values: Array, space: gym.Space[Any]) -> bool:
@@ -182,7 +175,9 @@ def _actions(saved: _SavedColumns, pipeline: ActionPipeline, space: gym.Space[An
     """The actions in the file as the policy would have chosen them, ``[N]`` or ``[N, K]``."""
     layout = action_layout(space)
     columns = []
-    for (name, values), leaf in zip(saved.action_leaves(space), pipeline.leaves, strict=True):
+    for (path, part), leaf in zip(leaf_spaces(space), pipeline.leaves, strict=True):
+        name = _join("action", path)
+        values = saved.leaf(name, part)
         columns.append(leaf.inverse(values))
         if leaf.bounds is not None and not np.allclose(
             values, np.clip(values, *leaf.bounds), rtol=0.0, atol=1e-4

@@ -20,7 +20,7 @@ forms of observations; must not know of environments, batches or torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,6 +106,19 @@ def leaf_spaces(space: Space, path: Keys = ()) -> Iterator[tuple[Keys, Space]]:
             yield from leaf_spaces(part, (*path, i))
     else:
         yield path, space
+
+
+def map_space(function: Callable[[Keys, Space], Any], space: Space, path: Keys = ()) -> Any:
+    """``function(path, leaf)`` of each leaf of a space, as the space nests them."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        parts = space.spaces.items()
+        return {key: map_space(function, part, (*path, key)) for key, part in parts}
+    if isinstance(space, spaces.Tuple):
+        entries = enumerate(space.spaces)
+        return tuple(map_space(function, part, (*path, i)) for i, part in entries)
+    return function(path, space)
 
 
 def as_rows(space: Space, batch: Any) -> Array:

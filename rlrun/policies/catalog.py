@@ -14,7 +14,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
 from rlrun.policies.masked_module import ModuleFactory, with_action_mask
-from rlrun.policies.networks import ConvEncoder, conv_error
+from rlrun.policies.networks import ConvEncoder
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
 from rlrun.policies.rl_module import ActorCritic, RLModule, flattens
@@ -91,5 +91,6 @@ def seeded_module(
     has_images = any(isinstance(part, ConvEncoder) for part in module.modules())
     for key in () if has_images else ("conv_dtype", "conv_head"):
         if getattr(model, key) != ModelConfig.model_fields[key].default:
-            raise conv_error("no image reaches a convolution here; remove this key", key)
+            message = "no image reaches a convolution here; remove this key"
+            raise misfit(f"model.{key}", message)
     return module

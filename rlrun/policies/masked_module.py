@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.config.problems import misfit
-from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.nested import ACTION_MASK, has_action_mask, space_without_mask, without_mask
 from rlrun.policies.action_mask import ActionMask
 from rlrun.policies.action_sampling import FORBIDDEN
-from rlrun.policies.rl_module import RLModule, TensorBatch
+from rlrun.policies.rl_module import RLModule, TensorBatch, own_module
 
 ModuleFactory = Callable[[gym.Space[Any], gym.Space[Any], ModelConfig], RLModule]
 """Makes a module for an observation space, an action space and the `model` section."""
@@ -42,8 +41,7 @@ def with_action_mask(
     """
     if not has_action_mask(observation_space):
         return factory(observation_space, action_space, model)
-    named = None if model.use is None else import_object(model.use)
-    whole = isinstance(named, type) and issubclass(named, RLModule)
+    whole = own_module(model) is not None
     seen = observation_space if whole else space_without_mask(observation_space)
     return MaskedModule(factory(seen, action_space, model), observation_space, whole=whole)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlrun.config.problems import ConfigError, misfit
+from rlrun.config.problems import misfit
 from rlrun.data.column_data import Array
 from rlrun.policies.layers import (
     HIDDEN_GAINS,
@@ -404,7 +404,7 @@ class ConvEncoder(nn.Module):
         highest: the highest byte of images, which becomes 1.
 
     Raises:
-        ValueError: when a layer's kernel is larger than what is left of the image.
+        ConfigError: a layer's kernel is larger than what is left of the image.
     """
 
     def __init__(
@@ -419,7 +419,8 @@ class ConvEncoder(nn.Module):
         super().__init__()
         self._bfloat16, self._highest = bfloat16, highest
         if len(shape) not in (2, 3, 4):
-            raise conv_error(f"convolutions need 2-D, 3-D or 4-D observations, not {tuple(shape)}")
+            message = f"convolutions need 2-D, 3-D or 4-D observations, not {tuple(shape)}"
+            raise misfit("model.conv", message)
         self._shape = shape = (*shape, 1) if len(shape) == 2 else tuple(shape)
         image = shape[-3:]
         self._channels_first = channels_first(image)
@@ -432,10 +433,11 @@ class ConvEncoder(nn.Module):
         self.conv = nn.ModuleList()
         for i, (num_filters, kernel, stride) in enumerate(conv):
             if kernel > min(height, width):
-                raise conv_error(
+                raise misfit(
+                    "model.conv",
                     f"layer {i} has a {kernel}x{kernel} kernel, but only "
                     f"{height}x{width} pixels are left of the {tuple(shape)} image; "
-                    "use fewer layers or smaller kernels and strides"
+                    "use fewer layers or smaller kernels and strides",
                 )
             layer = (nn.Conv2d if i else ImageConv2d)(channels, num_filters, kernel, stride)
             if isinstance(layer, ImageConv2d):
@@ -459,8 +461,3 @@ class ConvEncoder(nn.Module):
             if x.requires_grad:
                 x.register_hook(channels_last)  # or the slope of ReLU would take ten times as long
             return torch.relu(self.fc(x.flatten(1))).float()
-
-
-def conv_error(message: str, setting: str = "conv") -> ConfigError:
-    """The error of a setting of convolutions that does not fit the environment."""
-    return misfit(f"model.{setting}", message)

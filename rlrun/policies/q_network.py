@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from rlrun.config.problems import misfit
-from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
@@ -32,6 +31,7 @@ from rlrun.policies.rl_module import (
     box_of,
     encoder_of,
     flat_features,
+    own_module,
 )
 
 ATOM_LOGITS = "atom_logits"
@@ -209,12 +209,10 @@ def build_q_network(
     ``model.use`` names an `RLModule` subclass that puts action values out as
     ``action_dist_inputs``, or a ``torch.nn.Module`` that only encodes.
     """
-    if model.use is not None:
-        named = import_object(model.use)
-        if isinstance(named, type) and issubclass(named, RLModule):
-            made = named(observation_space, action_space, model, **model.arguments())
-            _check_own_network(made, model, options)
-            return made
+    if (named := own_module(model)) is not None:
+        made = named(observation_space, action_space, model, **model.arguments())
+        _check_own_network(made, model, options)
+        return made
     if model.use_lstm or model.use_gru:
         return RecurrentQNetwork(observation_space, action_space, model, dueling=options.dueling)
     return QNetwork(observation_space, action_space, model, options)

@@ -27,6 +27,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array, map_leaves
 from rlrun.data.column_data import leaves as nested_leaves
+from rlrun.data.nested import map_space
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import action_layout
 from rlrun.policies.chosen_distributions import module_distribution
@@ -312,7 +313,7 @@ class EncoderInput:
 
     def __init__(self, space: gym.Space[Any], model: ModelConfig) -> None:
         self.flatten = flattens(space, model)
-        self._highest = _highest_bytes(space)
+        self._highest = map_space(lambda _, leaf: highest_byte(leaf), space)
 
     def __call__(self, obs: Any, encoder: nn.Module | None) -> Any:
         """The input of ``encoder``, from all observations or from some entries of them."""
@@ -325,15 +326,6 @@ class EncoderInput:
             return map_leaves(scaled, obs, highest)
         obs = obs.to(torch.float32)
         return obs if obs.dim() == 2 else obs[:, None].flatten(1)  # a number has no dimension
-
-
-def _highest_bytes(space: gym.Space[Any]) -> Any:
-    """The highest byte of each leaf, in the nest of the space."""
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _highest_bytes(part) for key, part in space.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(map(_highest_bytes, space))
-    return highest_byte(space)
 
 
 def highest_byte(space: gym.Space[Any]) -> float:
@@ -395,11 +387,15 @@ def conv_encoder(box: gym.spaces.Box, model: ModelConfig, init: str) -> ConvEnco
     return ConvEncoder(box.shape, model.conv, model.conv_head, init, bfloat16, highest)
 
 
+def own_module(model: ModelConfig) -> type[RLModule] | None:
+    """The `RLModule` that ``model.use`` names; None if it names an encoder, or nothing."""
+    named = None if model.use is None else import_object(model.use)
+    return named if isinstance(named, type) and issubclass(named, RLModule) else None
+
+
 def _own_encoder(model: ModelConfig) -> Callable[..., nn.Module] | None:
     """The encoder that ``model.use`` names; None if it names a whole module."""
-    named = None if model.use is None else import_object(model.use)
-    whole = isinstance(named, type) and issubclass(named, RLModule)
-    return None if whole else named
+    return None if model.use is None or own_module(model) else import_object(model.use)
 
 
 def box_of(space: gym.Space[Any]) -> gym.spaces.Box:
@@ -425,7 +421,8 @@ class JoinedEncoder(nn.Module):
         self, space: gym.Space[Any], model: ModelConfig, init: Literal["orthogonal", "uniform"]
     ) -> None:
         super().__init__()
-        self._spaces = list(leaf_spaces_in_own_order(space))
+        # In the order in which observations have their leaves.
+        self._spaces = list(nested_leaves(map_space(lambda _, leaf: leaf, space)))
         self.images = nn.ModuleList()
         self._width = 0
         for part in self._spaces:
@@ -452,18 +449,6 @@ class JoinedEncoder(nn.Module):
         if self.rest is not None:
             features.append(self.rest(torch.cat(flat, dim=1)))
         return torch.cat(features, dim=1)
-
-
-def leaf_spaces_in_own_order(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
-    """The leaves of a space in the order in which its observations have them."""
-    if isinstance(space, gym.spaces.Dict):
-        for part in space.spaces.values():
-            yield from leaf_spaces_in_own_order(part)
-    elif isinstance(space, gym.spaces.Tuple):
-        for part in space.spaces:
-            yield from leaf_spaces_in_own_order(part)
-    else:
-        yield space
 
 
 def _flat(space: gym.Space[Any], leaf: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.config.problems import misfit
-from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
@@ -33,6 +32,7 @@ from rlrun.policies.rl_module import (
     encoder_of,
     flat_features,
     flattens,
+    own_module,
     set_log_std_bias,
 )
 
@@ -117,8 +117,7 @@ def _encoder_before(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Modul
     Raises:
         ConfigError: ``model.use`` names something else than an encoder.
     """
-    named = None if model.use is None else import_object(model.use)
-    if isinstance(named, type) and issubclass(named, RLModule):
+    if own_module(model) is not None:
         message = "SAC has a policy and two critics, which one RLModule cannot be; let"
         raise misfit("model.use", f"{message} it be a torch.nn.Module that encodes observations")
     if flattens(space, model):
