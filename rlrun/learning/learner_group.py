@@ -69,10 +69,7 @@ class LearnerGroup(Learner):
     """
 
     def __init__(
-        self,
-        module: RLModule,
-        training: TrainingConfig,
-        settings: LearnersConfig,
+        self, module: RLModule, training: TrainingConfig, settings: LearnersConfig
     ) -> None:
         import ray
 

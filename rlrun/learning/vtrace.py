@@ -100,18 +100,9 @@ def _clipped(ratios: Array, bound: float | None) -> Array:
 
 
 def vtrace_of_rows(
-    log_ratios: Array,
-    rewards: Array,
-    values: Array,
-    next_values: Array,
-    terminateds: Array,
-    truncateds: Array,
-    lengths: Array,
-    *,
-    settings: VTraceSettings,
+    lengths: Array, *columns: Array, settings: VTraceSettings
 ) -> tuple[Array, Array]:
-    """`vtrace` for the rows ``[N]`` of a batch of contiguous chunks of these lengths."""
-    columns = [log_ratios, rewards, values, next_values, terminateds, truncateds]
+    """`vtrace` for the rows ``[N]`` of a batch of contiguous chunks, as `gae_of_rows`."""
     shaped, back = in_time_major(columns, lengths, end=4)
     targets, advantages = vtrace(*shaped, settings=settings)
     return back(targets), back(advantages)
@@ -145,13 +136,13 @@ def add_vtrace(
     log_ratios = as_array(target_logp) - batch.column(col.ACTION_LOGP)
     predictions = as_array(values)
     targets, advantages = vtrace_of_rows(
+        chunk_lengths(batch.column(col.UNROLL_ID)),
         log_ratios,
         batch.column(col.REWARDS),
         predictions,
         as_array(next_values),
         batch.column(col.TERMINATEDS),
         batch.column(col.TRUNCATEDS),
-        chunk_lengths(batch.column(col.UNROLL_ID)),
         settings=settings,
     )
     rows.add(col.ADVANTAGES, advantages)

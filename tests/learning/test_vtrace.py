@@ -28,7 +28,7 @@ def random_columns(seed, steps, num_envs, spread=1.0):
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_chunks_of_any_length_do_not_touch_each_other(seed, lengths):
     columns = [column[:, 0] for column in random_columns(seed, sum(lengths), 1)]
-    got = vtrace_of_rows(*columns, np.array(lengths), settings=VTraceSettings(0.9))
+    got = vtrace_of_rows(np.array(lengths), *columns, settings=VTraceSettings(0.9))
     begin = 0
     for length in lengths:
         chunk = [column[begin : begin + length, None] for column in columns]
