@@ -50,9 +50,6 @@ def a2c_loss(
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``, advantages and value_targets ``[M]``.
-
-    Returns:
-        The loss, a scalar with gradient, and statistics, scalars without.
     """
     outputs = module.forward_train(rows)
     inputs, values = outputs[col.ACTION_DIST_INPUTS], outputs[col.VF_PREDS]
@@ -74,11 +71,7 @@ def a2c_loss(
 def a2c_gradient(
     module: ActorCritic, rows: dict[str, Array], *, vf_loss_coeff: float, entropy_coeff: float
 ) -> dict[str, Any]:
-    """The gradient of `a2c_loss` in closed form, for modules that have a `vjp`.
-
-    Returns:
-        The statistics of `a2c_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `a2c_loss` in closed form, for modules that have a `vjp`."""
     inputs, values, backward = module.vjp(rows)
     logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
     advantages, errors = rows[col.ADVANTAGES], values - rows[col.VALUE_TARGETS]

@@ -155,7 +155,6 @@ class A3C(Algorithm[A3CTraining]):
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of the batch size, and what needs rows, as ``(key, message)``."""
         yield from super().validate(config)
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; remove this key"
@@ -171,7 +170,6 @@ class A3C(Algorithm[A3CTraining]):
                 yield "callbacks", f"{message} from their own rows; define on_sample_end"
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """The policy that computes gradients."""
         return partial(A3CPolicy, training=self.training_of(policy_id))
 
     def exploration(self, policy_id: str) -> dict[str, float]:

@@ -100,9 +100,6 @@ def appo_loss(
             action_dist_inputs ``[M, P]``; behaviour_logp ``[M]``; advantages and value_targets
             ``[M]`` of V-trace, numbers here.
         coefficients: clip_param, vf_loss_coeff, entropy_coeff and kl_coeff.
-
-    Returns:
-        The loss, a scalar with gradient, and statistics, scalars without.
     """
     loss, statistics = ppo_loss(module, _surrogate_rows(rows), vf_clip_param=None, **coefficients)
     del statistics["approx_kl"]  # it would be from no policy: of the floor
@@ -112,11 +109,7 @@ def appo_loss(
 def appo_gradient(
     module: ActorCritic, rows: dict[str, Array], **coefficients: float
 ) -> dict[str, Any]:
-    """The gradient of `appo_loss` in closed form, for modules that have a `vjp`.
-
-    Returns:
-        The statistics of `appo_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `appo_loss` in closed form, for modules that have a `vjp`."""
     statistics = ppo_gradient(module, _surrogate_rows(rows), vf_clip_param=None, **coefficients)
     del statistics["approx_kl"]
     return statistics

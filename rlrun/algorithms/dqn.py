@@ -149,11 +149,7 @@ def dqn_gradient(
     double_q: bool,
     value_rescaling: bool = False,
 ) -> dict[str, Any]:
-    """The gradient of `dqn_loss` in closed form, for networks that have a `vjp`.
-
-    Returns:
-        The statistics of `dqn_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `dqn_loss` in closed form, for networks that have a `vjp`."""
     values, backward = module.vjp(rows)
     next_rows = {col.OBS: rows[col.NEXT_OBS]}
     next_values, _ = target.vjp(next_rows)
@@ -277,7 +273,6 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
         return any(getattr(model, name) for name in cls.memories)
 
     def make_updater(self, policy_id: str) -> DQNUpdater:
-        """Make a policy's updater, with a target network."""
         return DQNUpdater(self, policy_id)
 
     def make_buffer(self, policy_id: str) -> ReplayBuffer:
@@ -296,11 +291,9 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
         )
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
-        """The Q-network."""
         return partial(build_q_network, options=_options(self.training_of(policy_id)))
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """The policy that acts by the Q-network."""
         return partial(
             build_q_policy,
             options=_options(self.training_of(policy_id)),
@@ -328,7 +321,6 @@ class DQNUpdater(Updater):
     def update(
         self, batch: SampleBatch, rng: np.random.Generator, env_steps: int
     ) -> dict[str, Tensor]:
-        """One gradient step on replayed transitions or sequences."""
         training, learner, target = self.training, self.learner, self.target.module
         lr = value_at(training.lr, env_steps)
         arguments: dict[str, Any] = {"target": target, "double_q": training.double_q}
@@ -349,7 +341,6 @@ class DQNUpdater(Updater):
         return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=dqn_gradient)
 
     def end_round(self, steps: int) -> None:
-        """Update the target network if that is due."""
         if self.target.due(steps, self.training.target_network_update_freq):
             self.target.follow(self.training.tau)
 

@@ -38,9 +38,6 @@ def pg_loss(module: RLModule, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str
 
     Args:
         rows: obs ``[M, ...]``, actions ``[M, ...]``; advantages ``[M]``, which are returns here.
-
-    Returns:
-        The loss, a scalar with gradient, and statistics, scalars without.
     """
     inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     logp, entropies = module.distribution.logp_entropy(inputs, rows[col.ACTIONS])

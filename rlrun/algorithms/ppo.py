@@ -137,11 +137,7 @@ def ppo_gradient(
     kl_coeff: float,
     vf_error_clip: float | None = None,
 ) -> dict[str, Any]:
-    """The gradient of `ppo_loss` in closed form, for modules that have a `vjp`.
-
-    Returns:
-        The statistics of `ppo_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `ppo_loss` in closed form, for modules that have a `vjp`."""
     inputs, values, backward = module.vjp(rows)
     logp, entropies, to_inputs = module.distribution.logp_entropy_vjp(inputs, rows[col.ACTIONS])
     num_rows = len(values)
@@ -208,7 +204,6 @@ class PPO(Algorithm[PPOTraining]):
 
     @classmethod
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        """Problems of batch sizes, as ``(key, message)``."""
         yield from super().validate(config)
         for prefix, settings in addressed_settings(config):
             training = cls.training_in(settings)

@@ -119,7 +119,6 @@ class ReplayAlgorithm(Algorithm[T], Generic[T, U]):
             updater.target.copy()
 
     def training_step(self) -> Result:
-        """One iteration: rounds of sampling, each followed by the updates that are due."""
         return self.replay.step()
 
 

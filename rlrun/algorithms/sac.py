@@ -129,11 +129,7 @@ def critic_gradient(
     target: TwinQNetwork,
     alpha: Tensor,
 ) -> dict[str, Any]:
-    """The gradient of `critic_loss` in closed form, for a Box and networks that have a `vjp`.
-
-    Returns:
-        The statistics of `critic_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `critic_loss` in closed form, for a Box and networks that have a `vjp`."""
     next_rows = {col.OBS: rows[col.NEXT_OBS]}
     next_rows[col.ACTIONS], logp, _ = squashed_sample_vjp(
         policy.vjp(next_rows)[0], rows[NEXT_NOISE]
@@ -186,9 +182,6 @@ def policy_loss(
 
     Args:
         rows: ``obs``, and ``noise`` ``[M, A]`` for a Box.
-
-    Returns:
-        The loss, a scalar with gradient, and statistics without.
     """
     inputs = module.forward_train(rows)[col.ACTION_DIST_INPUTS]
     if NOISE in rows:
@@ -212,11 +205,7 @@ def policy_loss(
 def policy_gradient(
     module: SACPolicyNetwork, rows: dict[str, Array], *, critics: TwinQNetwork, alpha: Tensor
 ) -> dict[str, Any]:
-    """The gradient of `policy_loss` in closed form, for a Box and networks that have a `vjp`.
-
-    Returns:
-        The statistics of `policy_loss`. The gradients are left in the module's parameters.
-    """
+    """The `Gradient` of `policy_loss` in closed form, for a Box and networks that have a `vjp`."""
     inputs, backward = module.vjp(rows)
     actions, logp, sample_backward = squashed_sample_vjp(inputs, rows[NOISE])
     values, critics_backward = critics.vjp({col.OBS: rows[col.OBS], col.ACTIONS: actions})
@@ -253,7 +242,6 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
             yield "training.noise_correlation", message
 
     def make_updater(self, policy_id: str) -> SACUpdater:
-        """Make a policy's updater, with critics, their target, and the temperature."""
         training, learner = self.training_of(policy_id), self.learners[policy_id]
         _, space = self.policies.module_spaces(policy_id)
         if isinstance(space, gym.spaces.Box) and not self.config.connectors.normalize_actions:
@@ -264,11 +252,9 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
         return SACUpdater(learner, critic, target, training, space)
 
     def module_factory(self, policy_id: str) -> ModuleFactory:
-        """The policy network; `make_updater` makes the critics."""
         return SACPolicyNetwork
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
-        """The policy that acts by the policy network."""
         return partial(
             build_sac_policy,
             exploration=self.policies.settings[policy_id].exploration,
@@ -395,7 +381,6 @@ class SACUpdater(Updater):
         return {**critic_stats, **policy_stats, **grad_norms, "alpha": alpha[0]}
 
     def end_round(self, steps: int) -> None:
-        """Move the target critics if that is due."""
         every, tau = self._training.target_network_update_freq, self._training.tau
         if every > 1 and self.target.due(steps, every):
             self.target.follow(tau)

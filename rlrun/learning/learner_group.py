@@ -154,12 +154,10 @@ class LearnerGroup(Learner):
         self._restarts_before = int(state.get("num_restarts", 0)) - self._hosts.num_restarts
 
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Load weights by name; raises ValueError if they belong to another model."""
         super().load_named_weights(weights)
         self._call("call", "load_named_weights", dict(weights))
 
     def stop(self) -> None:
-        """End the learners' processes."""
         self._hosts.stop()
 
     def _improve(self, method: str, *arguments: Any) -> Any:

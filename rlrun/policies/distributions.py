@@ -138,7 +138,6 @@ class Categorical(Distribution):
         return (logp_p.exp() * (logp_p - inputs_q.log_softmax(-1))).sum(-1)
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one log-softmax."""
         logp = inputs.log_softmax(-1)
         return _pick(logp, actions), _categorical_entropy(logp)
 
@@ -188,7 +187,6 @@ class MultiCategorical(Distribution):
         return _sum(component.kl(p, q) for component, p, q in parts)
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one log-softmax for each component."""
         logps = [x.log_softmax(-1) for x in self._split(inputs)]
         picked = [_pick(x, a) for x, a in zip(logps, actions.unbind(-1), strict=True)]
         return _sum(picked), _sum(_categorical_entropy(x) for x in logps)
@@ -245,7 +243,6 @@ class DiagGaussian(Distribution):
         return 0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0).sum(-1) - log_ratio.sum(-1)
 
     def logp_entropy(self, inputs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one sum of the log standard deviations."""
         mean, log_std = inputs.chunk(2, -1)
         scaled = (actions - mean) * (-log_std).exp()
         log_volume = log_std.sum(-1)

@@ -87,7 +87,6 @@ class TorchPolicy(SamplingPolicy):
         ]
 
     def get_initial_state(self) -> list[Array]:
-        """The module's, as arrays."""
         return [state.detach().cpu().numpy() for state in self.module.initial_state()]
 
     @property
