@@ -78,11 +78,7 @@ def a2c_gradient(
     num_rows = len(values)
     d_inputs = to_inputs(advantages / -num_rows, -entropy_coeff / num_rows)
     backward(d_inputs, errors * (vf_loss_coeff / num_rows))
-    by_row = {
-        "policy_loss": -(logp * advantages),
-        "vf_loss": 0.5 * errors**2,
-        "entropy": entropies,
-    }
+    by_row = {"policy_loss": -(logp * advantages), "vf_loss": 0.5 * errors**2, "entropy": entropies}
     total = vf_loss_coeff * by_row["vf_loss"] - entropy_coeff * entropies
     by_row["total_loss"] = by_row["policy_loss"] + total
     return means_of_rows(by_row)

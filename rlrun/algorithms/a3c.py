@@ -95,10 +95,7 @@ class A3CPolicy(TorchPolicy):
         training, learner = self._training, self._learner
         rows = learner.load(batch, (col.ACTIONS,))
         explained = add_advantages(rows, batch, self.module, training.gamma, training.lambda_)
-        arguments = {
-            "vf_loss_coeff": training.vf_loss_coeff,
-            "entropy_coeff": self._entropy_coeff,
-        }
+        arguments = {"vf_loss_coeff": training.vf_loss_coeff, "entropy_coeff": self._entropy_coeff}
         for part in self.module.modules():
             # The running statistics of a normalisation would not reach the learner.
             part.training = not getattr(part, "track_running_stats", False)

@@ -21,11 +21,7 @@ from typing import Any, TypeVar
 
 from rlrun.actors.asynchronous import AsynchronousSampler
 from rlrun.algorithms.algorithm import Algorithm
-from rlrun.algorithms.on_policy import (
-    ActorCriticTraining,
-    Update,
-    update_policies,
-)
+from rlrun.algorithms.on_policy import ActorCriticTraining, Update, update_policies
 from rlrun.algorithms.result import Result
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.schema import Count, Section, TrainingConfig

@@ -29,10 +29,7 @@ class CentralConnectors:
     """
 
     def __init__(
-        self,
-        spec: RunnerSpec,
-        policies: Mapping[str, PolicySettings],
-        spaces: Mapping[str, Spaces],
+        self, spec: RunnerSpec, policies: Mapping[str, PolicySettings], spaces: Mapping[str, Spaces]
     ) -> None:
         self._spec, self._policies, self._spaces = spec, policies, spaces
         self.clip_rewards = reward_pipeline(spec).clip

@@ -23,12 +23,7 @@ from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.evaluation import EvaluationTask, load_policies
 from rlrun.sampling.runner_connectors import RunnerConnectors
-from rlrun.sampling.runner_messages import (
-    Exploration,
-    RunnerSpec,
-    SampleRequest,
-    tell_exploration,
-)
+from rlrun.sampling.runner_messages import Exploration, RunnerSpec, SampleRequest, tell_exploration
 
 
 class Evaluator:

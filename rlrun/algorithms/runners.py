@@ -24,12 +24,7 @@ from rlrun.envs.multi_agent_env import make_multi_agent_env
 from rlrun.envs.wrappers import find_wrappers
 from rlrun.policies.policy_mapping import Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import (
-    MultiAgentSpec,
-    PolicyFactory,
-    RunnerSpec,
-    custom_policy,
-)
+from rlrun.sampling.runner_messages import MultiAgentSpec, PolicyFactory, RunnerSpec, custom_policy
 
 _log = logging.getLogger(__name__)
 

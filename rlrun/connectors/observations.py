@@ -73,10 +73,7 @@ class ObservationPipeline(Connector):
     """
 
     def __init__(
-        self,
-        space: gym.Space[Any],
-        settings: "EnvRunnersConfig",
-        privileged: Sequence[str] = (),
+        self, space: gym.Space[Any], settings: "EnvRunnersConfig", privileged: Sequence[str] = ()
     ) -> None:
         self.filter: MeanStdFilter | None = None
         self.preprocessor: Preprocessor | None = None

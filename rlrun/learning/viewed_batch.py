@@ -36,11 +36,7 @@ class ViewedBatch(LoadedBatch):
     """
 
     def __init__(
-        self,
-        batch: SampleBatch,
-        names: tuple[str, ...],
-        device: torch.device,
-        views: Sequence[str],
+        self, batch: SampleBatch, names: tuple[str, ...], device: torch.device, views: Sequence[str]
     ) -> None:
         self._device = device
         self.size = len(batch)

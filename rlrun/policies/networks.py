@@ -16,13 +16,7 @@ from torch.nn import functional
 
 from rlrun.config.problems import misfit
 from rlrun.data.column_data import Array
-from rlrun.policies.layers import (
-    HIDDEN_GAINS,
-    IN_NUMPY,
-    Layers,
-    channels_first,
-    factorised_noise,
-)
+from rlrun.policies.layers import HIDDEN_GAINS, IN_NUMPY, Layers, channels_first, factorised_noise
 
 
 def _identity(x: Tensor) -> Tensor:
