@@ -306,18 +306,14 @@ class Autoregressive(Distribution, nn.Module):
         """Log pi(a|s), and the entropy along the actions taken, whose mean is the entropy."""
         taken = actions.long()
         logp = entropy = inputs.new_zeros(len(inputs))
-        for i, logits in enumerate(self._conditional(inputs, taken)):
-            log_softmax = logits.log_softmax(-1)
+        for i, part in enumerate(inputs.split(self._categories, -1)):
+            log_softmax = self._logits(part, i, taken).log_softmax(-1)
             logp = logp + log_softmax.gather(-1, taken[:, i, None]).squeeze(-1)
             entropy = entropy - (log_softmax.exp() * log_softmax).sum(-1)
         return logp, entropy
 
-    def _conditional(self, inputs: Tensor, actions: Tensor) -> list[Tensor]:
-        """Logits of each component [N, n], given the actions [N, C] of those before."""
-        parts = inputs.split(self._categories, -1)
-        return [self._logits(part, i, actions) for i, part in enumerate(parts)]
-
     def _logits(self, part: Tensor, i: int, actions: Tensor) -> Tensor:
+        """Logits of component i [N, n], given the actions [N, C] of those before."""
         if not i:
             return part
         before = [functional.one_hot(actions[:, k], n) for k, n in enumerate(self._categories[:i])]

@@ -84,8 +84,8 @@ class AgentMapping:
         if self._choose is not None:
             found = self._choose(agent, episode, **self._kwargs)
         elif self._table is not None:
-            patterns = (policy for name, policy in self._table.items() if _fits(agent, name))
-            found = next(patterns, None)
+            table, name = self._table.items(), str(agent)
+            found = next((policy for key, policy in table if fnmatchcase(name, key)), None)
         elif str(agent) in policies:
             found = str(agent)
         else:
@@ -100,10 +100,6 @@ class AgentMapping:
                 f"choose from {', '.join(policies)}{suggestion(str(found), policies)}"
             )
         return str(found)
-
-
-def _fits(agent: Any, pattern: str) -> bool:
-    return fnmatchcase(str(agent), pattern)
 
 
 def policy_spaces(

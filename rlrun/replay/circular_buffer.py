@@ -6,18 +6,11 @@ The buffer of IMPACT (Luo et al. 2020, arXiv:1912.00167). Must not know what the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 Batch = TypeVar("Batch")
-
-
-@dataclass
-class _Slot(Generic[Batch]):
-    batch: Batch
-    uses_left: int
 
 
 class CircularBuffer(Generic[Batch]):
@@ -34,15 +27,16 @@ class CircularBuffer(Generic[Batch]):
     def __init__(self, num_batches: int, uses: int) -> None:
         self._num_batches, self._uses = num_batches, uses
         self.filled = False
-        self._slots: list[_Slot[Batch]] = []  # the oldest first; none without uses left
+        # Batches with their uses left, the oldest first; none without uses left.
+        self._contents: list[tuple[Batch, int]] = []
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._contents)
 
     def add(self, batch: Batch) -> None:
         """Add a batch, with all its uses left."""
-        self._slots = [*self._slots, _Slot(batch, self._uses)][-self._num_batches :]
-        self.filled |= len(self._slots) == self._num_batches
+        self._contents = [*self._contents, (batch, self._uses)][-self._num_batches :]
+        self.filled |= len(self) == self._num_batches
 
     def sample(self, rng: np.random.Generator) -> Batch:
         """One of the batches, drawn uniformly; its last use removes it.
@@ -50,19 +44,18 @@ class CircularBuffer(Generic[Batch]):
         Raises:
             IndexError: the buffer is empty.
         """
-        if not self._slots:
+        if not self._contents:
             raise IndexError("the buffer is empty")
-        position = int(rng.integers(len(self._slots)))
-        slot = self._slots[position]
-        slot.uses_left -= 1
-        if not slot.uses_left:
-            del self._slots[position]
-        return slot.batch
+        position = int(rng.integers(len(self)))
+        batch, uses_left = self._contents.pop(position)
+        if uses_left > 1:
+            self._contents.insert(position, (batch, uses_left - 1))
+        return batch
 
     def contents(self) -> list[tuple[Batch, int]]:
         """The batches, the oldest first, each with its uses left."""
-        return [(slot.batch, slot.uses_left) for slot in self._slots]
+        return list(self._contents)
 
     def set_contents(self, contents: Iterable[tuple[Batch, int]]) -> None:
         """Replace everything by batches with their uses left, the oldest first."""
-        self._slots = [_Slot(batch, uses_left) for batch, uses_left in contents]
+        self._contents = list(contents)
