@@ -15,7 +15,7 @@ from rlrun.sampling.runner_connectors import RunnerConnectors, reward_pipeline
 from rlrun.sampling.runner_messages import RunnerSpec
 
 
-class CentralConnectors:
+class CentralConnectors(dict[str, RunnerConnectors]):
     """Policy id -> its connectors in the training process.
 
     Args:
@@ -33,8 +33,8 @@ class CentralConnectors:
     ) -> None:
         self._spec, self._policies, self._spaces = spec, policies, spaces
         self.clip_rewards = reward_pipeline(spec).clip
-        self._by_policy = {policy_id: self._made(policy_id) for policy_id in policies}
-        stateful = any(connectors.stateful for connectors in self._by_policy.values())
+        super().__init__({policy_id: self._made(policy_id) for policy_id in policies})
+        stateful = any(connectors.stateful for connectors in self.values())
         self.merges = stateful and spec.settings.use_worker_filter_stats
         self.sends = stateful and spec.settings.update_worker_filter_stats
 
@@ -42,34 +42,26 @@ class CentralConnectors:
         spaces, settings = self._spaces[policy_id], self._policies[policy_id]
         return RunnerConnectors(self._spec, *spaces, policy=settings)
 
-    def __getitem__(self, policy_id: str) -> RunnerConnectors:
-        """A policy's connectors."""
-        return self._by_policy[policy_id]
-
     def module_spaces(self, policy_id: str) -> Spaces:
         """The observation and action space of the policy itself."""
-        connectors = self._by_policy[policy_id]
+        connectors = self[policy_id]
         return connectors.observations.output_space, connectors.action_space
 
     def add(self, policy_id: str, like: str) -> None:
         """Make a policy's connectors, with the statistics of another policy's."""
-        self._by_policy[policy_id] = self._made(policy_id)
-        self._by_policy[policy_id].set_state(self._by_policy[like].get_state())
-
-    def remove(self, policy_id: str) -> None:
-        """Remove a policy's connectors."""
-        del self._by_policy[policy_id]
+        self[policy_id] = self._made(policy_id)
+        self[policy_id].set_state(self[like].get_state())
 
     def apply_deltas(self, deltas: Sequence[Mapping[str, Any]]) -> None:
         """Merge what runners have learned since their last replies."""
-        for policy_id, connectors in self._by_policy.items():
+        for policy_id, connectors in self.items():
             connectors.apply_deltas([delta[policy_id] for delta in deltas if policy_id in delta])
 
     def get_state(self) -> dict[str, Any]:
         """The merged statistics."""
-        return {policy_id: made.get_state() for policy_id, made in self._by_policy.items()}
+        return {policy_id: made.get_state() for policy_id, made in self.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`."""
-        for policy_id, connectors in self._by_policy.items():
+        for policy_id, connectors in self.items():
             connectors.set_state(state[policy_id])

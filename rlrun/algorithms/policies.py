@@ -391,10 +391,8 @@ class Policies(Mapping[str, PolicySettings]):
         if policy_id in self.learners:
             self.learners[policy_id].stop()
         tables: list[dict[str, Any]] = [self.settings, self.spaces, self.learners, self.custom]
-        tables.append(self._learner_connectors)
-        for table in tables:
+        for table in (*tables, self.connectors, self._learner_connectors):
             table.pop(policy_id, None)
-        self.connectors.remove(policy_id)
         self.reads.forget(policy_id)
 
     def get_state(self) -> State:

@@ -155,7 +155,7 @@ def part_of_rank(rows: Rows, rank: int, world_size: int) -> tuple[Rows, float]:
         owners = torch.arange(len(lengths), device=lengths.device) % world_size
         steps = (owners == rank).repeat_interleave(lengths)
         part = {
-            name: pick(column, mine if _has_a_row_for_each_sequence(name) else steps)
+            name: pick(column, steps if col.is_countable(name) else mine)
             for name, column in rows.items()
         }
     return part, num_rows_of(part) / num_rows
@@ -174,7 +174,3 @@ def join_store(host: str, port: int, world_size: int) -> TCPStore:
 
 def _vector(numbers: Sequence[Tensor | float], like: Tensor) -> Tensor:
     return torch.stack([torch.as_tensor(x) for x in numbers]).to(like) if numbers else like[:0]
-
-
-def _has_a_row_for_each_sequence(name: str) -> bool:
-    return name == col.SEQ_LENS or name.startswith(col.STATE_IN_PREFIX)

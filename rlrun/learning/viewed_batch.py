@@ -72,6 +72,8 @@ class ViewedBatch(LoadedBatch):
     def _rows(self, columns: Rows, positions: Tensor, sequences: Index, extra: int = 0) -> Rows:
         """These columns, and what the module sees at rows of the batch, or at N + row a step later.
 
+        A module with states also gets the states and lengths of the sequences.
+
         Args:
             sequences: which the rows are.
             extra: steps that each of them has more than in the batch.
@@ -81,7 +83,12 @@ class ViewedBatch(LoadedBatch):
             there = positions if index is None else index[positions]
             flat = isinstance(storage, Tensor)
             seen[name] = storage[there] if flat else pick(storage, there)
-        return {**columns, **seen, **self._states_of(sequences, extra)}
+        if not self._states:
+            return {**columns, **seen}
+        index = self._move(sequences)
+        states = {name: state[index] for name, state in self._states.items()}
+        lengths = self._move(self._sequences.lengths[sequences] + extra)
+        return {**columns, **seen, **states, col.SEQ_LENS: lengths}
 
     def outputs(
         self, module: RLModule, max_rows: int, known: KnownOutputs | None = None
@@ -98,14 +105,6 @@ class ViewedBatch(LoadedBatch):
         inputs, values = map(torch.cat, zip(*chunks, strict=True))
         here = self._move(present)
         return inputs[here], values[here], values[here + 1]
-
-    def _states_of(self, sequences: Index, extra: int) -> Rows:
-        """States and lengths of these sequences; nothing for a module without states."""
-        if not self._states:
-            return {}
-        index = self._move(sequences)
-        states = {name: state[index] for name, state in self._states.items()}
-        return {**states, col.SEQ_LENS: self._move(self._sequences.lengths[sequences] + extra)}
 
     def shuffled(self, num_epochs: int, size: int, rng: np.random.Generator) -> Iterator[Rows]:
         """Minibatches of ``size`` rows, or of whole sequences that begin within them."""

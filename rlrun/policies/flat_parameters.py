@@ -40,19 +40,13 @@ class FlatParameters:
         num_parameters: numbers of the vector that come before the buffers.
     """
 
-    vector: Tensor
-    grads: Tensor
-    layout: Layout
-    buffers: frozenset[str]
-    num_parameters: int
-
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         named = dict(_float_tensors(module))
         devices = {tensor.device for tensor in named.values()}
         if len(devices) > 1:
             raise ValueError(f"a module's parameters must be on one device, not on {devices}")
-        self.layout = {}
+        self.layout: Layout = {}
         offset = 0
         for name, tensor in named.items():
             if tensor.dtype != torch.float32:
