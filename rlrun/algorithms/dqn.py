@@ -40,7 +40,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import LearningRate, value_at
 from rlrun.config.schema import Count, ModelConfig
-from rlrun.config.section import Positive, Real
+from rlrun.config.section import Positive
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
@@ -56,7 +56,7 @@ from rlrun.replay.sequence_replay_buffer import SequenceReplayBuffer
 from rlrun.sampling.runner_messages import PolicyFactory
 
 
-class DQNTraining(ReplayTraining):
+class DQNTraining(QOptions, ReplayTraining):
     """DQN's own settings; `exploration` and `replay` are sections of their own."""
 
     lr: LearningRate = 5e-4
@@ -70,21 +70,6 @@ class DQNTraining(ReplayTraining):
     """Learn h(Q), which grows like the square root of Q, instead of Q: for returns of very
     different sizes."""
     dueling: bool = True
-    """Separate streams for the value of a state and the advantages of its actions."""
-    hiddens: tuple[Count, ...] | None = None
-    """Widths of the layers after `model.hidden`, with relu; of each stream, if there are two. null
-    takes the last layer of `model.hidden` instead."""
-    num_atoms: Count = 1
-    """Points of the distribution that is learned for each value (C51: 51); 1 learns only its
-    mean."""
-    v_min: Real = -10.0
-    """The lowest of these points; lower returns count as this."""
-    v_max: Real = 10.0
-    """The highest of these points; higher returns count as this."""
-    noisy: bool = False
-    """Explore by learned noise in the weights; needs `exploration.epsilon: 0`."""
-    sigma0: Positive = 0.5
-    """Scale of that noise at the start."""
     grad_clip: Positive | None = 10.0
     """Bound that gradients are clipped to; null does not clip."""
 
@@ -346,12 +331,5 @@ class DQNUpdater(Updater):
 
 
 def _options(training: DQNTraining) -> QOptions:
-    return QOptions(
-        dueling=training.dueling,
-        num_atoms=training.num_atoms,
-        v_min=training.v_min,
-        v_max=training.v_max,
-        hidden=training.hiddens,
-        noisy=training.noisy,
-        sigma0=training.sigma0,
-    )
+    """The part of the settings that env runners need; they do not import this module."""
+    return QOptions(**{name: getattr(training, name) for name in QOptions.model_fields})

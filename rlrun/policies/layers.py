@@ -21,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.config.schema import ModelConfig
+from rlrun.config.schema import Count, ModelConfig
+from rlrun.config.section import Positive, Real, Section
 from rlrun.policies.action_sampling import ActionLayout
 from rlrun.policies.privileged import PolicyInput
 
@@ -165,28 +166,29 @@ def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:
     return actions.num_columns if model.free_log_std and gaussian else 0
 
 
-@dataclass(frozen=True)
-class QOptions:
-    """Extensions of a Q-network."""
+class QOptions(Section):
+    """Extensions of a Q-network; settings of DQN's section `training`."""
 
     dueling: bool = False
     """Separate streams for the value of a state and the advantages of its actions."""
-    num_atoms: int = 1
-    """K, the points of a value's distribution; 1 learns the mean alone."""
-    v_min: float = -10.0
-    """The lowest of them."""
-    v_max: float = 10.0
-    """The highest of them."""
-    hidden: tuple[int, ...] | None = None
-    """Widths of the layers of each stream, with relu. None: the last one of `model.hidden`."""
+    hiddens: tuple[Count, ...] | None = None
+    """Widths of the layers after `model.hidden`, with relu; of each stream, if there are two. null
+    takes the last layer of `model.hidden` instead."""
+    num_atoms: Count = 1
+    """Points of the distribution that is learned for each value (C51: 51); 1 learns only its
+    mean."""
+    v_min: Real = -10.0
+    """The lowest of these points; lower returns count as this."""
+    v_max: Real = 10.0
+    """The highest of these points; higher returns count as this."""
     noisy: bool = False
-    """Noise in the weights after the encoder."""
-    sigma0: float = 0.5
-    """Its scale at the start."""
+    """Explore by learned noise in the weights; needs `exploration.epsilon: 0`."""
+    sigma0: Positive = 0.5
+    """Scale of that noise at the start."""
 
     @property
     def support(self) -> NDArray[np.float32]:
-        """The points, float32 ``[K]``."""
+        """The points of a value's distribution, float32 ``[K]``."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
 
@@ -194,7 +196,7 @@ def q_network(
     num_features: int, num_actions: int, model: ModelConfig, options: QOptions
 ) -> Network:
     """Action values: an encoder, of no layers without dueling, and one or two streams."""
-    is_encoder = options.hidden is not None
+    is_encoder = options.hiddens is not None
     shared = model.hidden if is_encoder else model.hidden[:-1] if options.dueling else ()
     encoder = Layers((num_features, *shared), model.activation, init="uniform")
     sizes = (encoder.sizes[-1], *model.hidden[len(shared) :])
@@ -210,8 +212,8 @@ def q_streams(
     shared features the sum would be one linear layer like any other.
     """
     num_atoms, activation = options.num_atoms, model.activation
-    if options.hidden is not None:
-        sizes, activation = (*sizes, *options.hidden), "relu"
+    if options.hiddens is not None:
+        sizes, activation = (*sizes, *options.hiddens), "relu"
     outputs = {"q": num_actions * num_atoms}
     if options.dueling:
         outputs = {"advantage": num_actions * num_atoms, "value": num_atoms}

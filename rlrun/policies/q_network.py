@@ -81,7 +81,7 @@ class QNetwork(RLModule):
             self.encoder: Any = MLP(branches.pop("encoder"))
         else:
             self.encoder, width = encoder_of(observation_space, model, "uniform")
-            sizes = (width, width) if options.dueling and options.hidden is None else (width,)
+            sizes = (width, width) if options.dueling and options.hiddens is None else (width,)
             branches = q_streams(sizes, self._num_actions, model, options)
         for name, layers in branches.items():
             self.add_module(name, MLP(layers))
@@ -123,7 +123,7 @@ class QNetwork(RLModule):
         Only if `has_vjp`.
         """
         obs = flat_features(batch[col.OBS])
-        if not self.options.dueling and self.options.hidden is None:
+        if not self.options.dueling and self.options.hiddens is None:
             return self.q.vjp(obs)
         features, encoder_backward = self.encoder.vjp(obs)
         if not self.options.dueling:
@@ -223,7 +223,7 @@ def _check_own_network(made: RLModule, model: ModelConfig, options: QOptions) ->
     shaping = {
         "num_atoms": options.num_atoms > 1,
         "noisy": options.noisy,
-        "hiddens": options.hidden is not None,
+        "hiddens": options.hiddens is not None,
     }
     for name in (name for name, is_set in shaping.items() if is_set):
         message = f"it does not apply to {model.use}; remove this key, or name an encoder"

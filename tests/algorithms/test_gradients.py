@@ -70,7 +70,7 @@ def q_network(**settings):
             for name in ("dueling", "noisy", "num_atoms")
             if name in settings
         },
-        hidden=settings.pop("streams", None),
+        hiddens=settings.pop("streams", None),
     )
     return perturbed(build_q_network(OBS_SPACE, DISCRETE, model(**settings), options=options))
 

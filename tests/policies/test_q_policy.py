@@ -33,7 +33,7 @@ ACTIONS = gym.spaces.Discrete(3)
 )
 def test_the_numpy_policy_acts_with_the_networks_values(dueling, hidden, streams, noisy, atoms):
     model = ModelConfig(hidden=hidden, activation="relu" if noisy else "tanh")
-    options = QOptions(dueling=dueling, hidden=streams, noisy=noisy, **atoms)
+    options = QOptions(dueling=dueling, hiddens=streams, noisy=noisy, **atoms)
     network = build_q_network(OBS_SPACE, ACTIONS, model, options=options)
     flat = FlatParameters(network)
     policy = build_q_policy(OBS_SPACE, ACTIONS, model, options=options)
@@ -140,7 +140,7 @@ def test_layers_start_uniform_within_the_root_of_their_inputs(dueling, noisy, im
     ("options", "widths"),
     [
         ({"dueling": True}, {"advantage": [16, 3], "value": [16, 1]}),
-        ({"dueling": True, "hidden": (5,)}, {"advantage": [5, 3], "value": [5, 1]}),
+        ({"dueling": True, "hiddens": (5,)}, {"advantage": [5, 3], "value": [5, 1]}),
         ({"dueling": False}, {"q": [3]}),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_network_of_its_own_is_taken_as_it_is():
     [
         ("noisy", QOptions(noisy=True)),
         ("num_atoms", QOptions(num_atoms=5)),
-        ("hiddens", QOptions(hidden=(7,))),
+        ("hiddens", QOptions(hiddens=(7,))),
     ],
 )
 def test_what_cannot_be_done_to_a_network_of_its_own_is_named(key, options):
