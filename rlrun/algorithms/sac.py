@@ -271,33 +271,30 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of all weights by parameter name; the critics' begin with `critics.`."""
         weights = super().get_weights()
-        for policy_id in self.policies.trained:
-            prefix = f"{policy_id}/{CRITICS}"
-            named = self.replay.updaters[policy_id].critic.named_weights()
-            weights |= {f"{prefix}{name}": values for name, values in named.items()}
+        for prefix, critic in self._critics():
+            weights |= {f"{prefix}{name}": x for name, x in critic.named_weights().items()}
         return weights
 
     def buffer_names(self) -> set[str]:
         """Names of the weights that are buffers; see `get_weights`."""
-        return super().buffer_names() | {
-            f"{policy_id}/{CRITICS}{name}"
-            for policy_id in self.policies.trained
-            for name in self.replay.updaters[policy_id].critic.parameters.buffers
-        }
+        critics = self._critics()
+        own = {f"{prefix}{name}" for prefix, each in critics for name in each.parameters.buffers}
+        return super().buffer_names() | own
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Load weights by name; the critics' targets become copies of them."""
-        rest = dict(weights)
-        for policy_id in self.learners:
-            prefix = f"{policy_id}/{CRITICS}"
-            named = {
-                name.removeprefix(prefix): rest.pop(name)
-                for name in weights
-                if name.startswith(prefix)
-            }
-            if self.policies[policy_id].train:  # it may have learned before and be frozen now
-                self.replay.updaters[policy_id].critic.load_named_weights(named)
-        super().set_weights(rest)
+        for prefix, critic in self._critics():
+            named = {name: x for name, x in weights.items() if name.startswith(prefix)}
+            critic.load_named_weights({name.removeprefix(prefix): x for name, x in named.items()})
+        # Also without those of a policy that has learned before and is frozen now.
+        prefixes = tuple(f"{policy_id}/{CRITICS}" for policy_id in self.learners)
+        own = {name: x for name, x in weights.items() if not name.startswith(prefixes)}
+        super().set_weights(own)
+
+    def _critics(self) -> list[tuple[str, Learner]]:
+        """The prefix of the weights' names and the critics, of each policy that learns."""
+        updaters = self.replay.updaters
+        return [(f"{name}/{CRITICS}", updaters[name].critic) for name in self.policies.trained]
 
 
 class SACUpdater(Updater):

@@ -340,5 +340,5 @@ def _filtered_space(
     if normalized is not None:
         low, high = np.where(normalized, low, space.low), np.where(normalized, high, space.high)
     if isinstance(space, PrivilegedBox):
-        return space.bounded_by(low, high)
+        return PrivilegedBox(low, high, space.num_seen)
     return gym.spaces.Box(low, high, dtype=space.dtype.type)

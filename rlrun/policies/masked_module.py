@@ -126,13 +126,10 @@ class MaskedModule(RLModule):
     def _masked(self, outputs: dict[str, Tensor], batch: TensorBatch) -> dict[str, Tensor]:
         inputs = outputs.get(col.ACTION_DIST_INPUTS)
         if inputs is not None:
-            outputs[col.ACTION_DIST_INPUTS] = self._forbid(inputs, batch)
+            observations: Any = batch[col.OBS]
+            allowed = self._with_some(observations[ACTION_MASK] != 0)
+            outputs[col.ACTION_DIST_INPUTS] = inputs.masked_fill(~allowed, float(FORBIDDEN))
         return outputs
-
-    def _forbid(self, inputs: Tensor, batch: TensorBatch) -> Tensor:
-        observations: Any = batch[col.OBS]
-        allowed = self._with_some(observations[ACTION_MASK] != 0)
-        return inputs.masked_fill(~allowed, float(FORBIDDEN))
 
     def _with_some(self, allowed: Tensor) -> Tensor:
         """All allowed where none is: no action follows an episode's last observation."""

@@ -83,7 +83,10 @@ class ParameterNoise:
         self._policy.set_weights(self._weights)
         self._weights = None
         if perturbed is not None:
-            self._adapt(action_distance(self._policy.sampler, self._inputs(seen), perturbed))
+            distances = action_distance(self._policy.sampler, self._inputs(seen), perturbed)
+            if distances is not None:
+                distance, target = distances
+                self.stddev *= FACTOR if distance <= target else 1.0 / FACTOR
         if renew:
             self._seed = None
 
@@ -91,11 +94,6 @@ class ParameterNoise:
         views = seen if isinstance(seen, Mapping) else {col.OBS: seen}
         _, _, extras = self._policy.compute_actions_from_input_dict(views, explore=False)
         return extras[col.ACTION_DIST_INPUTS]
-
-    def _adapt(self, distances: tuple[float, float] | None) -> None:
-        if distances is not None:
-            distance, target = distances
-            self.stddev *= FACTOR if distance <= target else 1.0 / FACTOR
 
     def get_state(self) -> dict[str, Any]:
         """The present noise, between fragments."""

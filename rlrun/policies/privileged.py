@@ -21,7 +21,7 @@ from rlrun.data.column_data import Array
 
 
 class PrivilegedBox(gym.spaces.Box):
-    """Flattened observations ``[D]``, of whose numbers the policy sees the first K.
+    """Flattened observations ``[D]``; the policy sees their first K numbers.
 
     Args:
         low, high: bounds of all D numbers.
@@ -31,10 +31,6 @@ class PrivilegedBox(gym.spaces.Box):
     def __init__(self, low: Array, high: Array, num_seen: int) -> None:
         super().__init__(low, high, dtype=low.dtype.type)
         self.num_seen = num_seen
-
-    def bounded_by(self, low: Array, high: Array) -> PrivilegedBox:
-        """The same with other bounds."""
-        return PrivilegedBox(low, high, self.num_seen)
 
 
 class PolicyInput:
