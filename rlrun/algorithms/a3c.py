@@ -36,7 +36,7 @@ from rlrun.algorithms.on_policy import ActorCriticTraining
 from rlrun.config.batch_arithmetic import stream_length
 from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.code_checks import find_callable
-from rlrun.config.policies import addressed_settings
+from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import Count, ExperimentConfig, LearnersConfig, ModelConfig
 from rlrun.data import columns as col
@@ -156,15 +156,17 @@ class A3C(Algorithm[A3CTraining]):
         if config.env_runners.compress_observations:
             message = "A3C sends gradients and no observations; remove this key"
             yield "env_runners.compress_observations", message
-        for prefix, settings in addressed_settings(config):
-            if settings.training.learner_connectors:
-                message = "A3C's runners learn from their own rows; remove this key"
-                yield f"{prefix}training.learner_connectors", message
         for callback in config.callbacks:
             found, _ = find_callable((), callback.use)
             if getattr(found, "on_learn_on_batch", None) not in (None, Callbacks.on_learn_on_batch):
                 message = f"{callback.use}.on_learn_on_batch is not called, as A3C's runners learn"
                 yield "callbacks", f"{message} from their own rows; define on_sample_end"
+
+    @classmethod
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        if settings.training.learner_connectors:
+            message = "A3C's runners learn from their own rows; remove this key"
+            yield "training.learner_connectors", message
 
     def policy_factory(self, policy_id: str) -> PolicyFactory:
         return partial(A3CPolicy, training=self.training_of(policy_id))

@@ -37,7 +37,7 @@ from rlrun.checkpoint.initial_weights import Sources, begin_with, read_sources
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig, experiment_of
 from rlrun.config.old_names import OF_ALGORITHMS, OldNames
-from rlrun.config.policies import PolicySettings
+from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples
@@ -156,7 +156,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """The algorithm as it was when a checkpoint was written; `train` continues from there.
 
         Args:
-            path: a checkpoint, or a run folder, of which the best one is taken.
+            path: a checkpoint, or a run folder, whose best checkpoint is taken.
             overrides: ``KEY=VALUE`` texts laid over the experiment's settings.
             address: of a Ray cluster to join.
             trust: import the code that it names, even if this user has not signed it.
@@ -171,6 +171,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Problems of a config of this algorithm, as ``(key, message)``."""
         problems = stream_problems if cls.asynchronous else fragment_problems
         yield from problems(cls.training_in(config).train_batch_size, config.env_runners)
+        for prefix, settings in addressed_settings(config):
+            for key, message in cls.policy_problems(settings):
+                yield f"{prefix}{key}", message
+
+    @classmethod
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        """Settings of one policy that contradict each other, as ``(key, message)``."""
+        yield from ()
 
     @classmethod
     def training_in(cls, settings: ExperimentConfig | PolicySettings) -> T_co:

@@ -25,9 +25,9 @@ from rlrun.algorithms.on_policy import (
 from rlrun.algorithms.parts import ByPolicy
 from rlrun.algorithms.result import Result
 from rlrun.config.builder import AlgorithmConfig
-from rlrun.config.policies import addressed_settings
+from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import Coefficient, LearningRate
-from rlrun.config.schema import Count, ExperimentConfig
+from rlrun.config.schema import Count
 from rlrun.config.section import Epsilon, Fraction, NonNegative, Positive
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
@@ -203,14 +203,12 @@ class PPO(Algorithm[PPOTraining]):
     several_learners = True
 
     @classmethod
-    def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
-        yield from super().validate(config)
-        for prefix, settings in addressed_settings(config):
-            training = cls.training_in(settings)
-            size, batch = training.minibatch_size, training.train_batch_size
-            if size > batch:
-                message = f"a minibatch of {size} rows does not fit into a train batch of {batch}"
-                yield f"{prefix}training.minibatch_size", f"{message}: set it to {batch} or less"
+    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
+        training = cls.training_in(settings)
+        size, batch = training.minibatch_size, training.train_batch_size
+        if size > batch:
+            message = f"a minibatch of {size} rows does not fit into a train batch of {batch}"
+            yield "training.minibatch_size", f"{message}: set it to {batch} or less"
 
     def setup(self) -> None:
         self.kl = self.keep("kl", ByPolicy(self._adaptive_kl))

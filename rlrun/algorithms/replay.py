@@ -30,7 +30,6 @@ from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
 from rlrun.config.batch_arithmetic import short_fragment_lengths
 from rlrun.config.memory_checks import check_fits
-from rlrun.config.policies import PolicySettings, addressed_settings
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, ExplorationConfig
 from rlrun.data import columns as col
@@ -75,14 +74,6 @@ class ReplayAlgorithm(Algorithm[T], Generic[T, U]):
     def validate(cls, config: ExperimentConfig) -> Iterator[tuple[str, str]]:
         yield from super().validate(config)
         yield from replay_problems(cls, config, cls.exploration_types, cls.memories)
-        for prefix, settings in addressed_settings(config):
-            for key, message in cls.policy_problems(settings):
-                yield f"{prefix}{key}", message
-
-    @classmethod
-    @abstractmethod
-    def policy_problems(cls, settings: PolicySettings) -> Iterator[tuple[str, str]]:
-        """Settings of one policy that contradict each other, as ``(key, message)``."""
 
     @abstractmethod
     def make_updater(self, policy_id: str) -> U:
@@ -210,7 +201,7 @@ class Replay(Generic[U]):
 
         Args:
             lengths, next_lengths: of this and the next round's fragments, by runner.
-            stats: statistics of all policies that learn, to which those of the updates are added.
+            stats: statistics of all policies that learn; the updates' are added to them.
             counted_before: env steps of the run, as `Progress.counted_steps` counts them.
 
         Returns:
