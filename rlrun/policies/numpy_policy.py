@@ -158,7 +158,12 @@ class MLPPolicy(SamplingPolicy):
         self._mask = action_mask_of(observation_space, action_space)
         space = space_without_mask(observation_space)
         self._num_seen = space.num_seen if isinstance(space, PrivilegedBox) else None
-        self.network = network or actor_network(observation_space, action_space, model)
+        if network is None:  # the policy's part of an actor-critic
+            layout = action_layout(action_space)
+            num_log_std = free_log_std(layout, model)
+            layers = actor_critic_network(space, layout.num_inputs, num_log_std, model)
+            network = NumpyMLP(FlatArrays(layers), "encoder", "pi")
+        self.network = network
         self._weights = self.network.parameters.vector
         self.draws_for_fragments = self.network.parameters.network.noisy
 
@@ -208,17 +213,6 @@ class MLPPolicy(SamplingPolicy):
 
     def set_weights(self, weights: Array) -> None:
         np.copyto(self._weights, weights)
-
-
-def actor_network(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
-) -> NumpyMLP:
-    """The policy's part of `actor_critic_network`."""
-    seen = space_without_mask(observation_space)
-    actions = action_layout(action_space)
-    num_log_std = free_log_std(actions, model)
-    network = actor_critic_network(seen, actions.num_inputs, num_log_std, model)
-    return NumpyMLP(FlatArrays(network), "encoder", "pi")
 
 
 def build_policy(
