@@ -102,7 +102,7 @@ def appo_loss(
         coefficients: clip_param, vf_loss_coeff, entropy_coeff and kl_coeff.
     """
     loss, statistics = ppo_loss(module, _surrogate_rows(rows), vf_clip_param=None, **coefficients)
-    del statistics["approx_kl"]  # it would be from no policy: of the floor
+    del statistics["approx_kl"]  # from the floor, which is no policy
     return loss, statistics
 
 

@@ -163,7 +163,7 @@ def c51_loss(
     (Bellemare et al. 2017, algorithm 1). The action a* has the highest mean, by ``module`` with
     ``double_q`` and by ``target`` without.
 
-    Arguments and returns are those of `dqn_loss`, but ``td_errors`` are Kullback-Leibler
+    Arguments and returns are as for `dqn_loss`, but ``td_errors`` are Kullback-Leibler
     divergences of the target from the value's distribution, by which Rainbow sets priorities.
     """
     outputs = module.forward_train(rows)

@@ -34,8 +34,8 @@ def load_transitions(
 ) -> SampleBatch:
     """Load the transitions in a file of `rlrun rollout --save`, as rows to learn from.
 
-    Observations are preprocessed, and actions those of the policy, between -1 and 1 in a bounded
-    Box with `connectors.normalize_actions`. Rewards are clipped as `connectors.clip_rewards` says.
+    Observations are preprocessed, and actions are the policy's: between -1 and 1 in a bounded Box
+    with `connectors.normalize_actions`. Rewards are clipped as `connectors.clip_rewards` says.
 
     Args:
         agent: the agent whose transitions to load; None for environments with a single one.

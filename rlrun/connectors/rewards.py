@@ -59,8 +59,7 @@ class RewardPipeline(Connector):
 
         Args:
             rewards: as the environments gave them.
-            terminateds: bool [k].
-            truncateds: bool [k].
+            terminateds, truncateds: bool [k].
             returns: the slots' discounted returns so far, float64 [k], updated in place.
             valid: bool [k], False in slots whose step was not a transition; None if all were.
             update: whether to update the statistics; False in evaluation.

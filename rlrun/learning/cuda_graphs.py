@@ -1,4 +1,4 @@
-"""CUDA graphs: what a GPU does again and again, recorded once and then launched as a whole.
+"""CUDA graphs: work that a GPU repeats, recorded once and then launched as a whole.
 
 An update of a small network is a hundred kernels of a few microseconds, and launching each from
 Python takes longer than the kernel. Must not know losses, modules or optimizers.
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Outputs = dict[str, Any]
 """Tensors by name, scalars most of them."""
 
-MAX_GRAPHS = 8  # of one function; the one that was not called for longest goes first
+MAX_GRAPHS = 8  # of one function; the least recently used is dropped first
 
 
 class CudaGraphs:

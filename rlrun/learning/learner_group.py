@@ -1,4 +1,4 @@
-"""LearnerGroup: several learners as Ray actors, which take the steps of one together.
+"""LearnerGroup: several learners as Ray actors, which take each gradient step together.
 
 Owns the actors, and what goes to them and comes back. Each has the module and the optimizer, goes
 through the same minibatches, and computes its part of each; gradients are summed over all of them

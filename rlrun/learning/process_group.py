@@ -32,7 +32,7 @@ EXTREMES = ("min_", "max_")
 
 
 class LostPeerError(RuntimeError):
-    """A learner was waited for that is not there, or has left the group."""
+    """A learner that others wait for is missing, or has left the group."""
 
 
 @contextmanager

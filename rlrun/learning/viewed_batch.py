@@ -26,8 +26,8 @@ Index = NDArray[np.int64]
 class ViewedBatch(LoadedBatch):
     """A train batch for modules that see more than the present observation.
 
-    Behind the last step of each sequence follows the one that it led to, of which only the input
-    is known: its value bootstraps the returns, in the state that the sequence has led to.
+    After the last step of each sequence comes the step that it led to. Only its input is known; its
+    value, computed in the state after the sequence, bootstraps the returns.
 
         N  rows    S  sequences    M  rows of a minibatch, without padding
 

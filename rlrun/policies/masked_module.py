@@ -49,7 +49,7 @@ def with_action_mask(
 class MaskedModule(RLModule):
     """Forbids what the mask forbids in another module's distribution inputs or action values.
 
-    Its parameters are those of the module, by the same names.
+    It has the module's parameters, by the same names.
 
     Args:
         module: gives the inputs.

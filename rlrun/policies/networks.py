@@ -328,7 +328,7 @@ class TwinBackward:
                 self._to_activated(of_layer, self._kept[i])
 
     def to_input(self, gradient: Array) -> Array:
-        """The gradient of the input [N, in], given that of the output [2, N].
+        """The gradient of the input [N, in], given the gradient of the output [2, N].
 
         Rows without a gradient are skipped: half of them, where only the smaller value counts.
         """

@@ -36,8 +36,8 @@ class Policy:
         draws_for_fragments: whether `begin_fragment` does something.
         noise_correlation: correlation of the noise of successive steps, in [0, 1); 0 during the
             random steps of a run. If it is ever used, it must be set from the start and
-            `draw_noise` must return standard normal numbers, of which `sampling.action_noise` makes
-            an autoregressive process.
+            `draw_noise` must return standard normal numbers, from which `sampling.action_noise`
+            makes an autoregressive process.
     """
 
     view_requirements: dict[str, ViewRequirement]

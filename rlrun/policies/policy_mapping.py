@@ -48,8 +48,8 @@ class AgentMapping:
     """Finds the policy of an agent.
 
     Args:
-        agents: agent or pattern (``player_*``) -> policy id, of which the first that fits counts;
-            or what names a function ``choose(agent, episode, **kwargs)``: an import path, or
+        agents: agent or pattern (``player_*``) -> policy id, where the first match counts; or a
+            function ``choose(agent, episode, **kwargs)``, named by an import path or by
             ``{use: path, key: value}``. None: each agent has the policy of its own name, or the
             only one of `policies`.
         policies: ids of the policies that the run begins with.

@@ -1,7 +1,7 @@
 """Privileged observations, which only a value function or critics see (`model.privileged`).
 
-In asymmetric actor-critic (Pinto et al. 2017, arXiv:1710.06542) the value function is told by a
-simulator what a robot cannot measure. The network of the policy has no such inputs, so it also acts
+In asymmetric actor-critic (Pinto et al. 2017, arXiv:1710.06542) the value function sees what a
+simulator knows and a robot cannot measure. The policy's network has no such inputs, so it can act
 where they do not exist. In flattened observations their numbers come last. Must not import torch.
 
     N  rows    D  numbers of a flattened observation    K  those that the policy sees

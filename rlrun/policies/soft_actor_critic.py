@@ -73,7 +73,7 @@ class SACPolicyNetwork(RLModule):
 
 
 class TwinQNetwork(RLModule):
-    """Two critics (Fujimoto et al. 2018), whose smaller value is believed.
+    """Two critics (Fujimoto et al. 2018); the smaller of their values counts.
 
     ``q_values`` are ``[2, N]`` for the actions given, or ``[2, N, n]`` for all discrete ones.
     """

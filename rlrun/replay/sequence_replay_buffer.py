@@ -151,8 +151,8 @@ class ItemReplayBuffer(ReplayBuffer):
             been overwritten is no longer sampled.
         unit: "fragments" are the batches that were added, in parts if they are longer than the
             capacity. "episodes" are all steps of an agent in an episode, added in any number of
-            fragments. Episodes of which the buffer has seen no agent from env step 0 on may be
-            incomplete, and are left out.
+            fragments. Episodes without an agent that was seen from env step 0 on may be incomplete,
+            and are left out.
         further_columns: see `ReplayBuffer`.
     """
 
