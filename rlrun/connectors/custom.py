@@ -21,7 +21,6 @@ import numpy as np
 from rlrun.config.problems import misfit, user_traceback
 from rlrun.config.registry import import_object
 from rlrun.connectors.connector import Connector, State
-from rlrun.connectors.errors import ConnectorError
 from rlrun.connectors.slot_history import SlotHistory, leaves
 from rlrun.data.column_data import Array
 from rlrun.data.nested import as_rows, row_form
@@ -29,6 +28,15 @@ from rlrun.policies.action_sampling import action_sampler
 
 if TYPE_CHECKING:
     from rlrun.config.schema import UseSpec
+
+
+class ConnectorError(Exception):
+    """A connector of the user's own raised, or does not do what its spaces say.
+
+    The message begins with the user's traceback, as text, and says last which connector it was.
+    """
+
+    exit_code = 1
 
 
 @dataclass(frozen=True)

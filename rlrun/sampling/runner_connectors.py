@@ -169,7 +169,7 @@ class RunnerConnectors:
     def _keep_policy(self, policy: Policy, connectors: Sequence[NamedConnector]) -> None:
         """The policy that a connector was given must be the one that acts."""
         if self.action_space != self.env_spaces[1]:
-            from rlrun.connectors.errors import ConnectorError
+            from rlrun.connectors.custom import ConnectorError
 
             names = ", ".join(named.name for named in connectors)
             raise ConnectorError(

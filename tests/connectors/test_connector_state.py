@@ -9,7 +9,7 @@ import pytest
 
 from rlrun import Connector, PPOConfig
 from rlrun.algorithms.result import is_wall_clock
-from rlrun.connectors.errors import ConnectorError
+from rlrun.connectors.custom import ConnectorError
 
 BATCH = 96
 

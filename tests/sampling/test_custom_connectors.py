@@ -14,8 +14,13 @@ from scripted_agents import EXPECTED
 from rlrun.config.problems import ConfigError
 from rlrun.config.schema import ConnectorsConfig, EnvRunnersConfig, EnvSpec
 from rlrun.connectors.connector import Connector
-from rlrun.connectors.custom import ConnectedEnv, EnvToModule, ModuleToEnv, NamedConnector
-from rlrun.connectors.errors import ConnectorError
+from rlrun.connectors.custom import (
+    ConnectedEnv,
+    ConnectorError,
+    EnvToModule,
+    ModuleToEnv,
+    NamedConnector,
+)
 from rlrun.connectors.slot_history import SlotHistory
 from rlrun.data import columns as col
 from rlrun.data.nested import UnsupportedSpaceError
