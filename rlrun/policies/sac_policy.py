@@ -57,32 +57,21 @@ def build_sac_policy(
         message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
         raise misfit("training.noise_correlation", message)
     sampler = exploring_sampler(sampler, exploration, action_space)
-    policy = _policy(observation_space, action_space, model, sampler, device)
+    spaces = observation_space, action_space
+    # Without log-probabilities: when rows are replayed, the policy is another.
+    how: dict[str, Any] = {"sampler": sampler, "with_logp": False}
+    if device is None and MLPPolicy.supports(observation_space, model):
+        seen = PolicyInput(space_without_mask(observation_space), model.privileged).space
+        layers = sac_network(gym.spaces.flatdim(seen), sampler.num_inputs, model)
+        network = NumpyMLP(FlatArrays(layers), "pi")
+        policy: SamplingPolicy = MLPPolicy(*spaces, model, network=network, **how)
+    else:
+        from rlrun.policies.masked_module import with_action_mask
+        from rlrun.policies.soft_actor_critic import SACPolicyNetwork
+        from rlrun.policies.torch_policy import TorchPolicy
+
+        module = with_action_mask(SACPolicyNetwork, *spaces, model)
+        policy = TorchPolicy(*spaces, model, module=module, device=device or "cpu", **how)
     policy.let_noise_last(noise_correlation or lasting_noise(exploration))
     policy.weight_stddev = weight_stddev(exploration)
     return exploring(policy, exploration)
-
-
-def _policy(
-    observation_space: gym.Space[Any],
-    action_space: gym.Space[Any],
-    model: ModelConfig,
-    sampler: ActionSampler,
-    device: str | None,
-) -> SamplingPolicy:
-    # Without log-probabilities: when rows are replayed, the policy is another.
-    spaces = observation_space, action_space
-    if device is None and MLPPolicy.supports(observation_space, model):
-        seen = PolicyInput(space_without_mask(observation_space), model.privileged).space
-        num_features = gym.spaces.flatdim(seen)
-        layers = sac_network(num_features, sampler.num_inputs, model)
-        network = NumpyMLP(FlatArrays(layers), "pi")
-        return MLPPolicy(*spaces, model, network=network, sampler=sampler, with_logp=False)
-    from rlrun.policies.masked_module import with_action_mask
-    from rlrun.policies.soft_actor_critic import SACPolicyNetwork
-    from rlrun.policies.torch_policy import TorchPolicy
-
-    module = with_action_mask(SACPolicyNetwork, *spaces, model)
-    return TorchPolicy(
-        *spaces, model, module=module, sampler=sampler, with_logp=False, device=device or "cpu"
-    )
