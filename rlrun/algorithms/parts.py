@@ -54,7 +54,14 @@ class Parts:
         """
         if name in self._made:
             raise ValueError(f"keep({name!r}, ...): there is a part of that name already")
-        self._made[name] = stateful = _as_stateful(name, part)
+        if not isinstance(part, Part):
+            raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
+        stateful: Stateful
+        if isinstance(part, Learner):
+            stateful = _WithWeights(part)
+        else:
+            stateful = part if isinstance(part, Stateful) else _StateDict(part)
+        self._made[name] = stateful
         self._kept.append(part)
         if name in self._to_come:
             stateful.set_state(self._to_come.pop(name))
@@ -97,19 +104,6 @@ class Parts:
         for name, part in self._made.items():
             part.set_state(state[name])
         self._to_come = {name: state[name] for name in state if name not in self._made}
-
-
-def _as_stateful(name: str, part: Part) -> Stateful:
-    """The part itself, or an adapter of a learner, or of a torch module or optimizer.
-
-    Raises:
-        TypeError: it has no state.
-    """
-    if not isinstance(part, Part):
-        raise TypeError(f"{name} has no get_state() and set_state(): {type(part).__name__}")
-    if isinstance(part, Learner):
-        return _WithWeights(part)
-    return part if isinstance(part, Stateful) else _StateDict(part)
 
 
 class _WithWeights:

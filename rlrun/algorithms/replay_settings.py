@@ -143,10 +143,9 @@ def _capacity_problems(
 ) -> Iterator[tuple[str, str]]:
     needed = training.num_steps_sampled_before_learning_starts
     if needed > capacity:
+        of_policy = f"{prefix}training.num_steps_sampled_before_learning_starts"
         yield (
-            f"{prefix}training.num_steps_sampled_before_learning_starts"
-            if prefix
-            else "replay.capacity",
+            of_policy if prefix else "replay.capacity",
             f"a buffer of {capacity} transitions loses some of the {needed} that "
             "num_steps_sampled_before_learning_starts asks for: set replay.capacity to "
             f"{needed} or more",
