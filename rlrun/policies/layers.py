@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from rlrun.config.schema import Count, ModelConfig
 from rlrun.config.section import Positive, Real, Section
+from rlrun.data.nested import leaf_spaces
 from rlrun.policies.action_sampling import ActionLayout
 from rlrun.policies.privileged import PolicyInput
 
@@ -261,12 +262,9 @@ def is_image(box: gym.spaces.Box) -> bool:
 
 
 def has_image(space: gym.Space[Any]) -> bool:
-    """Whether a Dict or Tuple space holds an image."""
-    if isinstance(space, gym.spaces.Dict):
-        return any(has_image(part) for part in space.spaces.values())
-    if isinstance(space, gym.spaces.Tuple):
-        return any(has_image(part) for part in space.spaces)
-    return isinstance(space, gym.spaces.Box) and is_image(space)
+    """Whether a space is an image, or a Dict or Tuple that holds one."""
+    leaves = (leaf for _, leaf in leaf_spaces(space))
+    return any(isinstance(leaf, gym.spaces.Box) and is_image(leaf) for leaf in leaves)
 
 
 def factorised_noise(

@@ -421,10 +421,11 @@ class JoinedEncoder(nn.Module):
         super().__init__()
         # In the order in which observations have their leaves.
         self._spaces = list(nested_leaves(map_space(lambda _, leaf: leaf, space)))
+        self._are_images = [has_image(part) for part in self._spaces]
         self.images = nn.ModuleList()
         self._width = 0
-        for part in self._spaces:
-            if isinstance(part, gym.spaces.Box) and is_image(part):
+        for part, is_one in zip(self._spaces, self._are_images, strict=True):
+            if is_one:
                 self.images.append(conv_encoder(part, model, init))
             else:
                 self._width += gym.spaces.flatdim(part)
@@ -439,8 +440,9 @@ class JoinedEncoder(nn.Module):
         """Observations, a nest of [N, ...] -> [N, output_size]."""
         features, flat = [], []
         images = iter(self.images)
-        for space, leaf in zip(self._spaces, nested_leaves(obs), strict=True):
-            if has_image(space):
+        parts = zip(self._spaces, self._are_images, nested_leaves(obs), strict=True)
+        for space, is_one, leaf in parts:
+            if is_one:
                 features.append(next(images)(leaf))
             else:
                 flat.append(_flat(space, leaf))
