@@ -6,11 +6,9 @@ something else. Must not know: the schema; a test holds that every new name exis
 """
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from rlrun.config.yaml_tree import by_name, read_table
+from rlrun.config.yaml_tree import read_tables
 
 Kind = Literal["successors", "no_effect", "rules", "other_libraries"]
 
@@ -64,15 +62,10 @@ VALUES: dict[tuple[str, str], str] = {
 """(key, value) of RLlib -> what to write for the value."""
 
 
-@cache
-def _tables() -> dict[str, dict[str, str]]:
-    found = read_table(Path(__file__).with_name("retired.yaml"))
-    return {kind: by_name(table) for kind, table in found.items()}
-
-
 def table(kind: Kind) -> Mapping[str, str]:
     """Retired name -> what to use instead, or why it is not needed."""
-    return _tables()[kind]
+    found: Mapping[str, str] = read_tables("retired.yaml")[kind]
+    return found
 
 
 def advice(name: str) -> str | None:

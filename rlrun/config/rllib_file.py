@@ -21,8 +21,8 @@ from rlrun.config.rllib_rules import (
     RULES,
     RLlibSettings,
     for_all_learners,
+    tables,
 )
-from rlrun.config.rllib_tables import tables
 from rlrun.config.schema import ExperimentConfig, sections
 from rlrun.config.translation import Translation, chosen_entry
 from rlrun.config.yaml_tree import Node, from_plain
@@ -121,14 +121,14 @@ class _Translator(RLlibSettings):
 
     def _fill_in(self) -> None:
         """Add RLlib's defaults, and apply the rules of the algorithm."""
-        for name, value in tables().defaults[self.run].items():
+        for name, value in tables()["defaults"][self.run].items():
             if name not in self.values:
                 self.values[name] = from_plain(value, RLLIB_DEFAULT)
                 self.sources[name] = DEFAULT
         self._agents()
         for rule in (for_all_learners, *RULES[self.algorithm], *COMMON):
             rule(self)
-        for name in [name for name in self.values if name in tables().kept]:
+        for name in [name for name in self.values if name in tables()["kept"]]:
             node = self.values.pop(name)
             if node.origin != RLLIB_DEFAULT:
                 self.refuse(node, f"config.{name}", f"{self.run} has no such key")
@@ -137,13 +137,13 @@ class _Translator(RLlibSettings):
 
     def _run(self, node: Node) -> None:
         run = node.value
-        if isinstance(run, str) and run in tables().algorithms:
-            self.run, self.algorithm = run, tables().algorithms[run]
-        elif isinstance(run, str) and run in tables().not_here:
-            self.refuse(node, "run", f"rlrun has no {run}; {tables().not_here[run]}")
+        if isinstance(run, str) and run in tables()["algorithms"]:
+            self.run, self.algorithm = run, tables()["algorithms"][run]
+        elif isinstance(run, str) and run in tables()["not_here"]:
+            self.refuse(node, "run", f"rlrun has no {run}; {tables()['not_here'][run]}")
         else:
             named = str(node.plain())[:80]
-            self.refuse(node, "run", no_such("algorithm", named, tables().algorithms))
+            self.refuse(node, "run", no_such("algorithm", named, tables()["algorithms"]))
 
     def _stop(self, node: Node) -> None:
         if not isinstance(node.value, dict):
@@ -154,7 +154,7 @@ class _Translator(RLlibSettings):
 
     def _beside_config(self, key: str, node: Node) -> None:
         """Translate a key beside `config`, which is Ray Tune's."""
-        reason = tables().without_counterpart.get(key)
+        reason = tables()["without_counterpart"].get(key)
         if key == "num_samples":
             if node.value != 1:
                 self.sweep["seeds"] = node
@@ -183,20 +183,20 @@ class _Translator(RLlibSettings):
             return
         known = sections(algorithm_class(self.algorithm).Training)
         for key, below in node.value.items():
-            mapping = tables().spellings.get(key, key)
-            if mapping in tables().mappings and isinstance(below.value, dict):
+            mapping = tables()["spellings"].get(key, key)
+            if mapping in tables()["mappings"] and isinstance(below.value, dict):
                 for inner, item in below.value.items():
                     self._key(f"{mapping}.{inner}", f"config.{key}.{inner}", item, known)
-            elif mapping in tables().mappings and below.value is not None:
+            elif mapping in tables()["mappings"] and below.value is not None:
                 self.refuse(below, f"config.{key}", "expected keys and values")
-            elif mapping not in tables().mappings:
+            elif mapping not in tables()["mappings"]:
                 self._key(key, f"config.{key}", below, known)
         self._one_of_two_networks()
 
     def _one_of_two_networks(self) -> None:
         """Refuse an activation of one network of SAC that differs from RLlib's for the other."""
         for name, given in self.networks.items():
-            default, (written, node) = tables().defaults["SAC"].get(name), given[0]
+            default, (written, node) = tables()["defaults"]["SAC"].get(name), given[0]
             is_only = len({key.split(".")[1] for key, _ in given}) == 1
             if is_only and node.plain() != default:
                 message = f"{_SAME_ACTIVATION}; set both, as RLlib's default is {default!r}"
@@ -205,10 +205,10 @@ class _Translator(RLlibSettings):
     def _key(self, name: str, written: str, node: Node, known: dict[str, Any]) -> None:
         """Translate one key of `config`; in `name` mappings have the spelling of `ADDRESSES`."""
         own = name.rpartition(".")[2]
-        only = tables().only.get(name)
+        only = tables()["only"].get(name)
         if name == "optimizer":
             self.ignore(node, written, "rlrun has no replay actors")
-        elif address := tables().addresses.get(f"{self.algorithm}.{name}"):
+        elif address := tables()["addresses"].get(f"{self.algorithm}.{name}"):
             self._keep(address, node, written)
         elif only is not None:
             values, why = only
@@ -237,7 +237,7 @@ class _Translator(RLlibSettings):
             other = f"{self.sources[name]} has another value"
             self.refuse(node, written, _SAME_ACTIVATION if "activation" in name else other)
         mapping = written.removeprefix("config.").rpartition(".")[0]
-        of_a_network = mapping not in ("", *tables().of_all_networks)
+        of_a_network = mapping not in ("", *tables()["of_all_networks"])
         if name == "model.activation" and of_a_network:
             self.networks.setdefault(name, []).append((written, node))
         self.values[name], self.sources[name] = node, written.removeprefix("config.")
@@ -261,7 +261,7 @@ class _Translator(RLlibSettings):
         if differing := self._arguments("evaluation_config.env_config", name):
             self.derive("evaluation.env", differing, "evaluation.interval")
             self.sources["evaluation.env"] = "evaluation_config.env_config"
-        if policies is None and name in tables().several_agents:
+        if policies is None and name in tables()["several_agents"]:
             self.derive("multi_agent.policies", ["default_policy"], DEFAULT)
         elif policies is not None:
             self._policies(policies, mapping)
@@ -296,13 +296,13 @@ class _Translator(RLlibSettings):
             return
         own = name.rpartition(".")[2]
         if name.startswith("ray."):
-            if own not in tables().envs:
+            if own not in tables()["envs"]:
                 message = f"{own} does not come with rlrun; name a class of your own"
                 self.refuse(node, "env", f'{message}: "package.module:{own}"')
-            name = tables().envs.get(own, own)
+            name = tables()["envs"].get(own, own)
         elif "/" not in name and "-v" not in name and own != name:
             name = f"{name.rpartition('.')[0]}:{own}"
-        self.set("env", tables().env_ids.get(name, name), node, "env")
+        self.set("env", tables()["env_ids"].get(name, name), node, "env")
 
     def _arguments(self, name: str, env: Any) -> dict[str, Any]:
         """The arguments of the environment under rlrun's names."""
@@ -312,12 +312,12 @@ class _Translator(RLlibSettings):
             assert node is not None
             self.refuse(node, f"config.{name}", "expected keys and values")
             return {}
-        if env not in tables().envs.values():
+        if env not in tables()["envs"].values():
             return given
         arguments = given["config"] if isinstance(given.get("config"), dict) else given
         renamed = {}
         for key, value in arguments.items():
-            new = tables().env_arguments.get(key, key)
+            new = tables()["env_arguments"].get(key, key)
             if new is None:
                 assert node is not None
                 self.ignore(node, f"config.{name}.{key}", f"{env} has no such argument")
@@ -374,10 +374,10 @@ _UNREAD = [f"evaluation.env_runners.{name}" for name in UNREAD_IN_EVALUATION]
 def _address(name: str, known: dict[str, Any]) -> str | None:
     """The address in rlrun of a key of `config`, or None; its own name if a rule translates it."""
     mapping, _, key = name.rpartition(".")
-    if name in ("seed", "callbacks", *tables().kept):
+    if name in ("seed", "callbacks", *tables()["kept"]):
         address: str | None = name
-    elif name in tables().addresses:
-        address = tables().addresses[name]
+    elif name in tables()["addresses"]:
+        address = tables()["addresses"][name]
     elif mapping == "model":
         own = retired.table("successors").get(key, f"model.{key}")
         is_own = own.removeprefix("model.") in known["model"].model_fields

@@ -1,24 +1,26 @@
 """The arithmetic for keys of RLlib that have the same name and another meaning.
 
-Owns: the rules of each algorithm, which convert old settings to rlrun's meaning. Must not know:
-the form of the old file (rllib_file.py).
+Owns: the rules of each algorithm, which convert old settings to rlrun's meaning; rllib_tables.yaml
+has what needs no arithmetic. Must not know: the form of the old file (rllib_file.py).
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rlrun.config.problems import Origin
 from rlrun.config.registry import no_such
-from rlrun.config.rllib_tables import tables
 from rlrun.config.schema import MEMORY_SWITCHES
 from rlrun.config.translation import OldSettings
-from rlrun.config.yaml_tree import Node, from_plain
+from rlrun.config.yaml_tree import Node, from_plain, read_tables
 
 LIBRARY = "RLlib"
 DEFAULT = "default of RLlib 2.4"
 """Source of a value that is not in the old file."""
 RLLIB_DEFAULT = Origin(DEFAULT)
+
+tables = partial(read_tables, "rllib_tables.yaml")
 
 
 class RLlibSettings(OldSettings):
@@ -230,7 +232,7 @@ def _exploration(old: RLlibSettings) -> None:
             old.drop(key, "PerWorkerEpsilonGreedy gives each runner a constant epsilon")
     elif name == "EpsilonGreedy":
         _epsilon(old)
-    elif kind is not None and name in tables().explorations:
+    elif kind is not None and name in tables()["explorations"]:
         old.set("exploration.type", name, kind, "exploration_config.type")
         if name in _NOISES:
             rule, random_steps = _NOISES[name]
@@ -238,7 +240,7 @@ def _exploration(old: RLlibSettings) -> None:
             if "exploration.random_steps" not in old.values:
                 old.set("exploration.random_steps", random_steps, kind, DEFAULT)
     elif kind is not None:
-        message = no_such("exploration", str(name), tables().explorations)
+        message = no_such("exploration", str(name), tables()["explorations"])
         old.refuse(kind, f"config.{_EXPLORES}type", message)
     for key in _EPSILON:
         if not old.is_given(key):
@@ -252,7 +254,7 @@ _EPSILON = tuple(f"{_EXPLORES}{key}" for key in _EPSILON_KEYS)
 
 def _epsilon(old: RLlibSettings) -> None:
     """Convert the first and the last epsilon to a schedule."""
-    defaults = tables().defaults["DQN"]
+    defaults = tables()["defaults"]["DQN"]
     steps, last, first, warmup = (old.value(key, defaults[key]) for key in _EPSILON)
     source = next(filter(old.is_given, _EPSILON), f"{_EXPLORES}final_epsilon")
     if old.is_given("exploration.epsilon"):
@@ -296,10 +298,10 @@ def _is_greedy(value: Any) -> bool:
 
 def _noise(old: RLlibSettings, kind: Node, name: str) -> None:
     """Convert noise that is added to actions: the schedule of its scale, and its units."""
-    for key, default in tables().noise_defaults.items():
+    for key, default in tables()["noise_defaults"].items():
         old.values.setdefault(f"{_EXPLORES}{key}", from_plain(default, RLLIB_DEFAULT))
     first, last, steps, scale, sigma = (
-        old.take(f"{_EXPLORES}{key}") for key in tables().noise_defaults
+        old.take(f"{_EXPLORES}{key}") for key in tables()["noise_defaults"]
     )
     old.set("exploration.scale", [[0, first], [steps, last]], kind, "initial_scale to final_scale")
     if name == "OrnsteinUhlenbeckNoise" and isinstance(scale, int | float):
@@ -331,7 +333,7 @@ def _sac(old: RLlibSettings) -> None:
     critics, policy = "model.value_hidden", "model.hidden"
     if critics not in old.values and old.sources.get(policy, "").startswith("policy_model"):
         old.derive(
-            critics, tables().defaults["SAC"][policy], policy, "RLlib's default of the critics"
+            critics, tables()["defaults"]["SAC"][policy], policy, "RLlib's default of the critics"
         )
     if old.value(critics) == old.value(policy):
         old.take(critics)

@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path as FilePath
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from yaml.composer import Composer
@@ -19,8 +20,6 @@ from yaml.reader import ReaderError
 from yaml.resolver import Resolver
 
 from rlrun.config.problems import ConfigError, Origin, Path, Problem, join
-
-T = TypeVar("T")
 
 _INT = re.compile(r"^[-+]?(0|[1-9][0-9]*(_[0-9]+)*)$")
 FLOAT = re.compile(
@@ -156,17 +155,18 @@ def parse_yaml(text: str, source: str, *, lines: bool = True) -> Node:
     return tree
 
 
-def read_table(path: FilePath) -> dict[str, Any]:
-    """The plain values of a YAML file that comes with rlrun."""
+@cache
+def read_tables(file: str) -> Mapping[str, Any]:
+    """The tables of a YAML file beside this one; a key may be several names with spaces between."""
+    text = FilePath(__file__).with_name(file).read_text(encoding="utf-8")
     # In C: `parse_yaml`, which notes the place of each key, takes 20 times as long.
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    table: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)
-    return table
-
-
-def by_name(table: Mapping[str, T]) -> dict[str, T]:
-    """Name -> value, from a table whose keys are one or more names with spaces between them."""
-    return {name: value for names, value in table.items() for name in names.split()}
+    tables: dict[str, Any] = yaml.load(text, _FastParser)
+    return {
+        kind: {name: value for names, value in table.items() for name in names.split()}
+        if isinstance(table, dict)
+        else table
+        for kind, table in tables.items()
+    }
 
 
 def _origin(source: str, mark: Any, lines: bool) -> Origin:

@@ -2,58 +2,26 @@
 
 Owns: reading this form, and the arithmetic from Stable-Baselines3's settings to rlrun's. Each key
 is translated, refused with a reason, or listed as without effect. Settings that a file omits get
-the defaults of Stable-Baselines3. Text that the zoo evaluates as Python is parsed and never run.
-Must not know: types and bounds of values, which are checked after the translation.
+the defaults of Stable-Baselines3, from zoo_tables.yaml. Text that the zoo evaluates as Python is
+parsed and never run. Must not know: types and bounds of values, which are checked afterwards.
 """
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlrun.config.env_checks import ATARI_ID
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import no_such, suggestion
-from rlrun.config.rllib_tables import tables
 from rlrun.config.translation import OldSettings, Translation, chosen_entry
-from rlrun.config.yaml_tree import Node, by_name, from_plain, read_table
+from rlrun.config.yaml_tree import Node, from_plain, read_tables
 
 SB3 = "Stable-Baselines3"
 _DEFAULT = Origin(f"default of {SB3}")
 _ATARI_WRAPPERS = ("AtariWrapper", "AtariPreprocessing")
 
-
-@dataclass(frozen=True)
-class _Tables:
-    """The tables of zoo_tables.yaml."""
-
-    defaults: Mapping[str, Mapping[str, Any]]
-    """Algorithm -> defaults of it and of its policy, for settings that a file omits."""
-    optional: Mapping[str, Sequence[str]]
-    """Algorithm -> settings without a default."""
-    same: Mapping[str, str]
-    """Setting -> address that takes the same value."""
-    schedules: Mapping[str, str]
-    """Setting -> address, for settings that may fall to 0 over the run, as ``lin_0.001``."""
-    stand_for: Mapping[str, str]
-    """Entries that name no environment."""
-    activations: Mapping[str, str]
-    """Class of torch -> its name in rlrun."""
-    only: Mapping[str, tuple[Any, str]]
-    """Setting -> the value that can be translated, and why others are refused."""
-    refused: Mapping[str, str]
-    """Setting that is not translated -> what to do."""
-    without_effect: Mapping[str, str]
-    """Setting -> why it has no effect."""
-
-
-@cache
-def _tables() -> _Tables:
-    found = read_table(Path(__file__).with_name("zoo_tables.yaml"))
-    named = {name: by_name(found[name]) for name in ("refused", "without_effect")}
-    return _Tables(**found | named)
+_tables = partial(read_tables, "zoo_tables.yaml")
 
 
 def is_zoo(tree: Node) -> bool:
@@ -117,7 +85,7 @@ class _ZooSettings(OldSettings):
 
     def translate(self) -> None:
         """Fill `values`, and collect problems."""
-        for name, default in _tables().defaults[self.kind].items():
+        for name, default in _tables()["defaults"][self.kind].items():
             self.values[name] = from_plain(default, _DEFAULT)
             self.sources[name] = _DEFAULT.source
         for key, node in self.given.items():
@@ -126,10 +94,10 @@ class _ZooSettings(OldSettings):
             self.refuse(self.node, "n_timesteps", "expected the number of env steps of the run")
             return
         self._env()
-        for name, address in _tables().same.items():
+        for name, address in _tables()["same"].items():
             if name in self.values:
                 self.derive(address, self.value(name), name)
-        for name, address in _tables().schedules.items():
+        for name, address in _tables()["schedules"].items():
             if name in self.values:
                 self._schedule(name, address)
         self._model()
@@ -145,8 +113,8 @@ class _ZooSettings(OldSettings):
         except ValueError:
             self.refuse(node, key, "expected a literal value, as Python code is not run")
             return
-        optional = _tables().optional
-        known = {*_tables().defaults[self.kind], *optional["all"], *optional[self.kind]}
+        optional = _tables()["optional"]
+        known = {*_tables()["defaults"][self.kind], *optional["all"], *optional[self.kind]}
         if key in ("policy_kwargs", "optimizer_kwargs") and isinstance(node.value, dict):
             for inner, below in node.value.items():
                 self._key(inner, below)
@@ -156,21 +124,21 @@ class _ZooSettings(OldSettings):
             self.refuse(node, key, reason)
         elif key in known:
             self.values[key], self.sources[key] = node, key
-        elif key not in _tables().without_effect:
-            names = [*known, *_tables().without_effect, *_tables().refused]
+        elif key not in _tables()["without_effect"]:
+            names = [*known, *_tables()["without_effect"], *_tables()["refused"]]
             self.refuse(node, key, f"{self.kind} of {SB3} has no such key{suggestion(key, names)}")
         else:
-            self.ignore(node, key, _tables().without_effect[key])
+            self.ignore(node, key, _tables()["without_effect"][key])
 
     # Environment
 
     def _env(self) -> None:
-        if self.name in _tables().stand_for:
-            what = _tables().stand_for[self.name]
+        if self.name in _tables()["stand_for"]:
+            what = _tables()["stand_for"][self.name]
             message = f"this entry is for {what}; copy it under the name of an environment"
             message += ", or write name=ALE/Pong-v5" if self.name == "atari" else ""
             self.refuse(self.node, "env", message)
-        name = tables().env_ids.get(self.name, self.name)
+        name = read_tables("rllib_tables.yaml")["env_ids"].get(self.name, self.name)
         arguments = self.value("env_kwargs", {})
         env = {"use": name, **arguments} if isinstance(arguments, dict) and arguments else name
         self.set("env", env, self.node, "the name of the entry")
@@ -235,9 +203,9 @@ class _ZooSettings(OldSettings):
             self.refuse(node, "net_arch", message)
         self.derive("model.hidden", layers, "net_arch")
         name = str(self.value("activation_fn"))
-        activation = _tables().activations.get(name)
+        activation = _tables()["activations"].get(name)
         if activation is None:
-            message = no_such("activation", name, _tables().activations)
+            message = no_such("activation", name, _tables()["activations"])
             self.refuse(self.values["activation_fn"], "activation_fn", message)
         self.derive("model.activation", activation, "activation_fn")
 
@@ -383,8 +351,8 @@ _RULES: dict[str, Callable[[_ZooSettings], None]] = {
 
 def _refusal(key: str, value: Any) -> str | None:
     """Why a setting with this value is not translated, or None."""
-    only = _tables().only.get(key)
-    return only[1] if only is not None and value != only[0] else _tables().refused.get(key)
+    only = _tables()["only"].get(key)
+    return only[1] if only is not None and value != only[0] else _tables()["refused"].get(key)
 
 
 def _number(text: str, default: float) -> Any:

@@ -9,7 +9,7 @@ from rlrun.config.loader import load_experiment
 from rlrun.config.reference import reference, starter
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import sections
-from rlrun.config.yaml_tree import by_name, parse_yaml, read_table
+from rlrun.config.yaml_tree import parse_yaml, read_tables
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "config.md"
 SECTIONS = [
@@ -47,10 +47,10 @@ def test_successors_of_retired_names_exist():
 def test_each_name_is_in_a_table_once(file):
     path = Path(retired.__file__).with_name(file)
     read = parse_yaml(path.read_text().replace("<<:", "below:"), file).plain()  # raises otherwise
-    for name, table in read_table(path).items():
+    for name, table in read_tables(file).items():
         if name != "defaults" and isinstance(table, dict):
-            assert table == read[name]
-            assert len(by_name(table)) == len(" ".join(table).split())
+            assert list(table) == " ".join(read[name]).split()
+            assert list(table.values()) == [v for k, v in read[name].items() for _ in k.split()]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

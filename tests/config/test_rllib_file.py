@@ -18,7 +18,7 @@ from rlrun.config.loader import load
 from rlrun.config.problems import ConfigError, Origin
 from rlrun.config.registry import algorithm_class
 from rlrun.config.rllib_file import translate
-from rlrun.config.rllib_tables import tables
+from rlrun.config.rllib_rules import tables
 from rlrun.config.schema import sections
 from rlrun.config.yaml_tree import from_plain
 
@@ -350,25 +350,25 @@ def test_a_grid_that_changes_two_settings_is_refused(write):
     assert "training.grad_clip and training.adam_epsilon together; write a file for each" in found
 
 
-@pytest.mark.parametrize("run", tables().algorithms)
+@pytest.mark.parametrize("run", tables()["algorithms"])
 def test_defaults_of_rllib_are_valid_settings(write, run):
     env = "Pendulum-v1" if run == "SAC" else "CartPole-v1"
     found = load(write(f"old: {{run: {run}, env: {env}}}", minimal=False))
-    assert found.experiment.algorithm == tables().algorithms[run]
+    assert found.experiment.algorithm == tables()["algorithms"][run]
 
 
 def test_addresses_of_keys_exist():
     known = {
         f"{section}.{field}"
-        for algorithm in set(tables().algorithms.values())
+        for algorithm in set(tables()["algorithms"].values())
         for section, schema in sections(algorithm_class(algorithm).Training).items()
         for field in schema.model_fields
     }
-    assert set(tables().addresses.values()) <= known
+    assert set(tables()["addresses"].values()) <= known
 
 
 def test_names_without_effect_are_settings_of_no_section():
-    for algorithm in set(tables().algorithms.values()):
+    for algorithm in set(tables()["algorithms"].values()):
         for schema in sections(algorithm_class(algorithm).Training).values():
             assert not retired.table("no_effect").keys() & schema.model_fields.keys()
 

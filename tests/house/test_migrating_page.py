@@ -7,7 +7,7 @@ from pages import blocks, page
 
 from rlrun.config import retired
 from rlrun.config.loader import load_experiment
-from rlrun.config.rllib_tables import tables
+from rlrun.config.rllib_rules import tables
 
 PAGE = page("migrating-from-rllib.md")
 
@@ -37,17 +37,17 @@ def test_the_example_is_translated(tmp_path):
 def test_keys_go_where_the_page_says(row):
     (address,) = keys(row[1])
     for key in keys(row[0]):
-        assert tables().addresses.get(key, retired.table("successors").get(key)) == address
+        assert tables()["addresses"].get(key, retired.table("successors").get(key)) == address
 
 
 def test_keys_without_effect_are_those():
     for cells in rows("Without effect"):
         for key in keys(cells[0]):
-            assert retired.without_effect(key) or key in tables().without_counterpart
+            assert retired.without_effect(key) or key in tables()["without_counterpart"]
 
 
 def test_refused_keys_have_a_reason():
     for cells in rows("Refused"):
         for key in keys(cells[0]):
             name, _, value = key.partition(": ")
-            assert name in tables().only or value or name in tables().not_here
+            assert name in tables()["only"] or value or name in tables()["not_here"]
