@@ -452,7 +452,7 @@ class RunSession:
 
     def stop_reason(self) -> str:
         """The stop criteria that the last result meets, as text; empty if there are none."""
-        return ", ".join(map(str, self.stop.reached(self.last_row or {})))
+        return ", ".join(self.stop.reached(self.last_row or {}).values())
 
     def _note_error(self, error: BaseException) -> None:
         before = self.resumed.row if self.resumed else None

@@ -15,7 +15,6 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
@@ -33,72 +32,54 @@ COUNTERS = frozenset({"training_iteration", "env_steps", "agent_steps", "episode
 _SAMPLED = frozenset({"env_steps", "agent_steps"})
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """One line of the ``stop:`` section."""
-
-    address: str
-    """Result key, ``a/b`` for nesting."""
-    bound: float
-    """Lowest value that ends the run."""
-
-
-@dataclass(frozen=True)
-class Reached(Criterion):
-    """A criterion that a result has reached."""
-
-    value: float
-
-    def __str__(self) -> str:
-        return f"{self.address} {number(self.value)} >= {number(self.bound)}"
-
-
 class StopCriteria:
     """All criteria of a run; the first that is reached ends it.
 
     Attributes:
-        latest: the criteria's last known values, by address; evaluations are not in every result.
+        bounds: result key, ``a/b`` for nesting -> lowest value that ends the run.
+        latest: the last known value by key; evaluations are not in every result.
     """
 
     def __init__(self, stop: Mapping[str, float], *, smoothing_episodes: int) -> None:
-        self.criteria = tuple(Criterion(address, bound) for address, bound in stop.items())
+        self.bounds = dict(stop)
         self.smoothing_episodes = smoothing_episodes
         self.latest: dict[str, float] = {}
 
     def note(self, result: Mapping[str, Any]) -> None:
         """Keep the values that a result has for the criteria."""
-        for criterion in self.criteria:
-            value = number_at(result, criterion.address)
+        for key in self.bounds:
+            value = number_at(result, key)
             if value is not None:
-                self.latest[criterion.address] = value
+                self.latest[key] = value
 
-    def reached(self, result: Mapping[str, Any]) -> list[Reached]:
-        """Note a result, and return the criteria that it has reached; null reaches none."""
+    def reached(self, result: Mapping[str, Any]) -> dict[str, str]:
+        """Note a result, and return the criteria that it has reached, as text by key."""
         self.note(result)
-        found = []
-        for criterion in self.criteria:
-            value = number_at(result, criterion.address)
-            if value is None or value < criterion.bound:
-                continue
-            if counts_already(criterion.address, result, self.smoothing_episodes):
-                found.append(Reached(criterion.address, criterion.bound, value))
+        found = {}
+        for key, bound in self.bounds.items():
+            value = number_at(result, key)  # null reaches nothing
+            counts = counts_already(key, result, self.smoothing_episodes)
+            if value is not None and value >= bound and counts:
+                found[key] = f"{key} {number(value)} >= {number(bound)}"
         return found
 
     def missed(self, result: Mapping[str, Any]) -> list[str]:
         """The goals that ``result`` has not reached, as text, each with its latest value."""
-        done = COUNTERS | {found.address for found in self.reached(result)}
+        done = COUNTERS | self.reached(result).keys()
         texts = []
-        for criterion in self.criteria:
-            if criterion.address not in done:
-                value = self.latest.get(criterion.address)
-                got = "unknown" if value is None else number(value)
-                texts.append(f"{criterion.address} {got} of {number(criterion.bound)}")
+        for key, bound in self.bounds.items():
+            if key not in done:
+                got = number(self.latest[key]) if key in self.latest else "unknown"
+                texts.append(f"{key} {got} of {number(bound)}")
         return texts
 
     def used_budget(self, result: Mapping[str, Any]) -> float | None:
         """Used fraction of the budget, 0 to 1; None without a budget. Goals do not count."""
-        budgets = [each for each in self.criteria if each.address in COUNTERS and each.bound > 0]
-        shares = [(number_at(result, each.address) or 0.0) / each.bound for each in budgets]
+        shares = [
+            (number_at(result, key) or 0.0) / bound
+            for key, bound in self.bounds.items()
+            if key in COUNTERS and bound > 0
+        ]
         return min(1.0, max(shares)) if shares else None
 
     def check_keys(self, result: Mapping[str, Any], others: Iterable[tuple[str, str]] = ()) -> None:
@@ -112,7 +93,7 @@ class StopCriteria:
             others: further settings that name a result key, each with the key.
         """
         problems = []
-        for setting, address in [*(("stop", each.address) for each in self.criteria), *others]:
+        for setting, address in [*(("stop", key) for key in self.bounds), *others]:
             try:
                 value = lookup(result, address)
             except KeyError:

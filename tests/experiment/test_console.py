@@ -134,7 +134,7 @@ def test_the_history_of_returns_is_bounded_and_keeps_its_shape():
 
 def test_the_share_of_a_negative_goal_starts_at_the_first_return():
     state, _ = make({"episode_return_mean": -100})
-    (criterion,) = state.header.stop.criteria
+    (criterion,) = state.header.stop.bounds
     assert state.share(criterion) == 0
     for mean, share in [(-500, 0), (-300, 0.5), (-600, 0), (-100, 1), (0, 1)]:
         state.update(result(1, mean=mean))
@@ -207,7 +207,7 @@ def test_a_goal_in_evaluations_keeps_its_value_between_them():
     for rate in (0.0, 0.45, None):
         state.update({**result(1), "evaluation": {"success_rate": rate}})
     assert "0.45 / 0.9 " in "\n".join(frame(state, 100))
-    assert state.share(state.header.stop.criteria[0]) == 0.5
+    assert state.share("evaluation/success_rate") == 0.5
 
 
 class Terminal(io.StringIO):

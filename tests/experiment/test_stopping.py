@@ -11,7 +11,7 @@ from rlrun.experiment.stopping import Interrupts, StopCriteria
 
 def reached(stop, **result):
     criteria = StopCriteria(stop, smoothing_episodes=100)
-    return [found.address for found in criteria.reached(result)]
+    return list(criteria.reached(result))
 
 
 def test_any_at_or_above_stops():
@@ -81,7 +81,7 @@ def test_a_key_that_an_episode_or_an_evaluation_may_bring_is_waited_for(key):
     first = {"env_runners": {"healthy": 1}, "custom_metrics": {}, "evaluation": {"episodes": None}}
     criteria = StopCriteria({key: 1}, smoothing_episodes=1)
     criteria.check_keys(first)
-    assert criteria.reached(first) == []
+    assert not criteria.reached(first)
     assert criteria.missed(first) == [f"{key} unknown of 1"]
 
 

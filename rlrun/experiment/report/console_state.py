@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.data.results import RETURN, counts_already, number_at
-from rlrun.experiment.stopping import COUNTERS, Criterion, StopCriteria
+from rlrun.experiment.stopping import COUNTERS, StopCriteria
 
 _MOST_POINTS = 512
 _TIMER_WEIGHT = 0.1
@@ -52,7 +52,7 @@ class ConsoleState:
         self._clock = clock
         self._started = clock()
         self._stopped: float | None = None
-        self._first: dict[str, tuple[float, float]] = {}  # address -> (time, value)
+        self._first: dict[str, tuple[float, float]] = {}  # key of a criterion -> (time, value)
         self._stride = 1
         self._count = 0
         self._dry = 0
@@ -62,10 +62,10 @@ class ConsoleState:
         now = self._clock()
         self.result = result
         self.header.stop.note(result)
-        for criterion in self.header.stop.criteria:
-            value = number_at(result, criterion.address)
+        for key in self.header.stop.bounds:
+            value = number_at(result, key)
             if value is not None:
-                self._first.setdefault(criterion.address, (now, value))
+                self._first.setdefault(key, (now, value))
         mean = number_at(result, RETURN)
         if mean is not None:
             self._remember_return(mean, result)
@@ -111,27 +111,26 @@ class ConsoleState:
         """A number of the newest result."""
         return None if self.result is None else number_at(self.result, address)
 
-    def share(self, criterion: Criterion) -> float:
+    def share(self, key: str) -> float:
         """Share of the way to the bound, 0 to 1, from 0 or, for returns, from the first value."""
-        if criterion.address not in self._first:
+        if key not in self._first:
             return 0.0
-        value = self.header.stop.latest[criterion.address]
-        counter = criterion.address in COUNTERS
-        start = 0.0 if counter else self._first[criterion.address][1]
-        if criterion.bound <= start:
-            return 1.0 if value >= criterion.bound else 0.0
-        return min(1.0, max(0.0, (value - start) / (criterion.bound - start)))
+        value, bound = self.header.stop.latest[key], self.header.stop.bounds[key]
+        start = 0.0 if key in COUNTERS else self._first[key][1]
+        if bound <= start:
+            return 1.0 if value >= bound else 0.0
+        return min(1.0, max(0.0, (value - start) / (bound - start)))
 
-    def left_s(self, criterion: Criterion) -> float | None:
+    def left_s(self, key: str) -> float | None:
         """Seconds until a counter reaches its bound at this session's speed; None if unknown."""
-        value = self.value(criterion.address)
-        if value is None or criterion.address not in COUNTERS:
+        value = self.value(key)
+        if value is None or key not in COUNTERS:
             return None
-        then, first = self._first[criterion.address]
+        then, first = self._first[key]
         gained, took = value - first, self._clock() - then
         if gained <= 0 or took <= 0:
             return None
-        return max(0.0, (criterion.bound - value) * took / gained)
+        return max(0.0, (self.header.stop.bounds[key] - value) * took / gained)
 
     def dry_spell(self) -> str | None:
         """A warning, once, after several iterations in which no episode ended; None otherwise."""

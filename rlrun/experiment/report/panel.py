@@ -130,26 +130,24 @@ def _episodes(state: ConsoleState) -> Text:
 
 
 def _criteria(state: ConsoleState, room: int) -> list[tuple[str, Text]]:
-    criteria = state.header.stop.criteria
-    if not criteria:
+    bounds, latest = state.header.stop.bounds, state.header.stop.latest
+    if not bounds:
         return [("until", Text("Ctrl-C, which saves"))]
-    names = [criterion.address for criterion in criteria]
-    goals = []
-    for criterion in criteria:
-        value = state.header.stop.latest.get(criterion.address)
-        goals.append(f"{'-' if value is None else number(value)} / {number(criterion.bound)}")
-    times = [state.left_s(criterion) for criterion in criteria]
-    lefts = ["" if left is None else f"~{clock_time(left)}" for left in times]
-    widths = [max(map(len, column)) for column in (names, goals, lefts)]
+    cells = []
+    for key, bound in bounds.items():
+        value, left = latest.get(key), state.left_s(key)
+        goal = f"{'-' if value is None else number(value)} / {number(bound)}"
+        cells.append((key, goal, "" if left is None else f"~{clock_time(left)}"))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     bar_width = min(40, room - sum(widths) - 6)
-    rows = []
-    for i, criterion in enumerate(criteria):
-        text = Text(f"{names[i]:<{widths[0]}}  ")
+    rows: list[tuple[str, Text]] = []
+    for key, goal, left_text in cells:
+        text = Text(f"{key:<{widths[0]}}  ")
         if bar_width >= 6:
-            text.append_text(_bar(state.share(criterion), bar_width)).append("  ")
-        text.append(f"{goals[i]:>{widths[1]}}", "bold")
-        text.append(f"  {lefts[i]}" if lefts[i] else "", "bright_black")
-        rows.append(("until" if i == 0 else "or", text))
+            text.append_text(_bar(state.share(key), bar_width)).append("  ")
+        text.append(f"{goal:>{widths[1]}}", "bold")
+        text.append(f"  {left_text}" if left_text else "", "bright_black")
+        rows.append(("or" if rows else "until", text))
     return rows
 
 
