@@ -161,12 +161,7 @@ def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
 
 
 def algorithm_at(
-    path: Path,
-    expected: type,
-    overrides: Sequence[str],
-    *,
-    address: str | None,
-    trust: bool,
+    path: Path, expected: type, overrides: Sequence[str], *, address: str | None, trust: bool
 ) -> Any:
     """`Algorithm.from_checkpoint` for the class ``expected``."""
     checkpoint = checkpoint_at(path)

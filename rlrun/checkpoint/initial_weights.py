@@ -12,12 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlrun.checkpoint.checkpoint import (
-    Checkpoint,
-    Checkpointed,
-    CheckpointError,
-    first_difference,
-)
+from rlrun.checkpoint.checkpoint import Checkpoint, Checkpointed, CheckpointError, first_difference
 from rlrun.checkpoint.checkpoint_folder import CHECKPOINTS, LATEST, checkpoint_at
 from rlrun.config.dump import dump_yaml, flow, to_plain
 from rlrun.config.policies import policy_settings

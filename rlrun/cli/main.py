@@ -67,10 +67,7 @@ RLLIB_OPTIONS: dict[str, str] = {
 _THREADS_END_S = 5.0
 
 # Rich's help panels would double the time of `rlrun --help`: 0.3 s of imports.
-_PLAIN: dict[str, Any] = {
-    "pretty_exceptions_enable": False,
-    "rich_markup_mode": None,
-}
+_PLAIN: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 
 class LazyGroup(TyperGroup):

@@ -223,8 +223,7 @@ def tail(
     *,
     rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to print at first.")] = 10,
     key: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Result key to show in one more column."),
+        list[str] | None, typer.Option(metavar="KEY", help="Result key to show in one more column.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print rows as JSON lines.")] = False,
 ) -> None:

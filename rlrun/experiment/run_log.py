@@ -29,11 +29,7 @@ class RunLog:
         to_file.setFormatter(logging.Formatter(_LOG_FORMAT))
         self._stack.callback(to_file.close)
         own, python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
-        for logger, handler in (
-            (own, to_file),
-            (own, _NoticeHandler(self)),
-            (python, to_file),
-        ):
+        for logger, handler in ((own, to_file), (own, _NoticeHandler(self)), (python, to_file)):
             logger.addHandler(handler)
             self._stack.callback(logger.removeHandler, handler)
         self._stack.callback(own.setLevel, own.level)

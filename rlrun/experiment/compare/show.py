@@ -250,12 +250,7 @@ def add_comparison(page: WebPage, comparison: Comparison) -> None:
 def _run_table(comparison: Comparison) -> Table:
     heads = ("", "seed", "final", "area", f"steps to {rounded(comparison.threshold)}", "seconds")
     rows = [
-        (
-            each.name,
-            str(row["seed"]),
-            *(rounded(row[key], "-") for key in _RUN_NUMBERS),
-            row["run"],
-        )
+        (each.name, str(row["seed"]), *(rounded(row[key], "-") for key in _RUN_NUMBERS), row["run"])
         for each in comparison.configurations
         for row in run_rows(each, comparison.threshold)
     ]

@@ -6,12 +6,7 @@ its file describes. It must not know how trials are run.
 
 from typing import Any
 
-from rlrun.actors.ray_runtime import (
-    cluster_resources,
-    is_running,
-    local_resources,
-    node_resources,
-)
+from rlrun.actors.ray_runtime import cluster_resources, is_running, local_resources, node_resources
 from rlrun.config.layers import find
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig

@@ -13,12 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from rlrun.actors.ray_runtime import (
-    cluster_resources,
-    is_running,
-    start_ray,
-    stop_ray,
-)
+from rlrun.actors.ray_runtime import cluster_resources, is_running, start_ray, stop_ray
 from rlrun.checkpoint.checkpoint_folder import newest_checkpoint
 from rlrun.checkpoint.files import replace_text
 from rlrun.checkpoint.initial_weights import read_sources, with_links_followed
@@ -33,12 +28,7 @@ from rlrun.config.yaml_tree import Node
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
-from rlrun.experiment.run_folder import (
-    FolderLostError,
-    RunFolder,
-    RunFolderError,
-    in_shell,
-)
+from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderError, in_shell
 from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.plan import Plan, capacity_of_ray
@@ -51,11 +41,7 @@ from rlrun.experiment.sweep.report import (
     sweep_lines,
     write_best,
 )
-from rlrun.experiment.sweep.resources import (
-    bundles_of,
-    check_fits,
-    trials_at_once,
-)
+from rlrun.experiment.sweep.resources import bundles_of, check_fits, trials_at_once
 from rlrun.experiment.sweep.trials import SweepFolder, Trial, TrialTable
 from rlrun.experiment.unfinished_run import unfinished_run
 
