@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlrun.config.dump import dump_yaml
-from rlrun.config.layers import find
+from rlrun.config.layers import find, without
 from rlrun.config.loader import Loaded, resolve
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig, SweepConfig
@@ -77,36 +77,21 @@ def seeds_of(experiment: ExperimentConfig) -> list[int]:
     return [first + i for i in range(seeds or 1)]
 
 
-class PointBuilder:
-    """Makes experiments: the sweep's file, overridden by the settings of a point.
+def base_of_points(sweep_yaml: str, source: str) -> Node:
+    """The settings that all points of a sweep share, from its resolved file.
 
     Args:
-        sweep_yaml: text of the sweep's resolved file.
+        sweep_yaml: text of the file.
         source: name of the file in messages.
     """
-
-    def __init__(self, sweep_yaml: str, source: str) -> None:
-        tree = parse_yaml(sweep_yaml, source)
-        sections = tree.value if isinstance(tree.value, dict) else {}
-        kept = {key: node for key, node in sections.items() if key != "sweep"}
-        self._tree = Node(_without_null_use(kept), tree.origin)
-
-    def build(self, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:
-        """The experiment of a trial. Raises ConfigError if settings contradict each other."""
-        tree = overlaid(self._tree, {**settings, "seed": seed})
-        return resolve(tree).experiment
+    tree = without(parse_yaml(sweep_yaml, source), "sweep")
+    # With `model.use: null` a point's model would replace all of `model`.
+    return without(tree, "model.use") if find(tree, ("model", "use")).value is None else tree
 
 
-def _without_null_use(sections: dict[str, Node]) -> dict[str, Node]:
-    """Drop ``model.use: null``, with which a point's model would replace all of ``model``."""
-    model = sections.get("model")
-    if model is None or not isinstance(model.value, dict):
-        return sections
-    use = model.child("use")
-    if use is None or use.value is not None:
-        return sections
-    rest = {key: node for key, node in model.value.items() if key != "use"}
-    return {**sections, "model": Node(rest, model.origin)}
+def experiment_at(base: Node, settings: Mapping[str, Any], seed: int) -> ExperimentConfig:
+    """The experiment of a point. Raises ConfigError if settings contradict each other."""
+    return resolve(overlaid(base, {**settings, "seed": seed})).experiment
 
 
 def experiments_of(
@@ -117,13 +102,13 @@ def experiments_of(
     Raises:
         ConfigError: with all problems of all points, at the place of the sweep's space.
     """
-    builder = PointBuilder(dump_yaml(experiment), "sweep.yaml")
+    base = base_of_points(dump_yaml(experiment), "sweep.yaml")
     origin = find(origins, ("sweep", "space")).origin if origins else Origin("sweep")
     found: list[ExperimentConfig] = []
     problems: list[Problem] = []
     for settings in points:
         try:
-            found.append(builder.build(settings, seeds_of(experiment)[0]))
+            found.append(experiment_at(base, settings, seeds_of(experiment)[0]))
         except ConfigError as error:
             where = settings_text(settings)
             problems += [

@@ -32,7 +32,7 @@ from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderErr
 from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.stopping import Interrupts
 from rlrun.experiment.sweep.plan import Plan, capacity_of_ray
-from rlrun.experiment.sweep.points import PointBuilder
+from rlrun.experiment.sweep.points import base_of_points, experiment_at
 from rlrun.experiment.sweep.report import (
     SweepConsole,
     SweepOutcome,
@@ -337,12 +337,12 @@ class _Sweep:
     def _experiment_of(self, trial: Trial) -> ExperimentConfig:
         if not self.plan.points:  # Optuna never varies resources
             return self.experiment
-        return self._builder.build(trial.settings, trial.seed)
+        return experiment_at(self._base, trial.settings, trial.seed)
 
     @cached_property
-    def _builder(self) -> PointBuilder:
+    def _base(self) -> Node:
         text = self.folder.config.read_text(encoding="utf-8")
-        return PointBuilder(text, str(self.folder.config))
+        return base_of_points(text, str(self.folder.config))
 
     def _sum_up(self, interrupted: bool) -> SweepOutcome:
         for trial in self.table.trials:

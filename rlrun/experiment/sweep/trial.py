@@ -22,6 +22,7 @@ from rlrun.checkpoint.initial_weights import with_paths_from
 from rlrun.config import registry
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
+from rlrun.config.yaml_tree import Node
 from rlrun.data.results import Row, addresses, flat_numbers, lookup, number_at
 from rlrun.experiment.report.console import print_error
 from rlrun.experiment.run import RunSession
@@ -29,7 +30,7 @@ from rlrun.experiment.run_folder import FolderLostError, RunFolder, RunFolderErr
 from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.session import last_session
 from rlrun.experiment.stopping import may_come
-from rlrun.experiment.sweep.points import PointBuilder, python_values
+from rlrun.experiment.sweep.points import base_of_points, experiment_at, python_values
 from rlrun.experiment.sweep.trials import SweepFolder, trial_name
 
 IDENTITY = "_trial"
@@ -164,7 +165,7 @@ class SweepTrial(tune.Trainable):
     ===========  ==========================================================
     """
 
-    _builder: PointBuilder | None = None  # of the sweep, whatever the trial
+    _base: Node | None = None  # of the sweep, whatever the trial
     _run: TrialRun | None = None
     _take_over: Checkpoint | None = None
 
@@ -234,14 +235,14 @@ class SweepTrial(tune.Trainable):
     def _opened(self) -> TrialRun:
         if self._run is None:
             registry.ENVS.update(self._identity["envs"])
-            if self._builder is None:
+            if self._base is None:
                 folder = SweepFolder(Path(self._identity["sweep"]))
                 text = folder.config.read_text(encoding="utf-8")
-                self._builder = PointBuilder(text, str(folder.config))
+                self._base = base_of_points(text, str(folder.config))
                 # For meta.json; a worker's own are Ray's.
                 sys.argv = last_session(folder.read_meta()).get("argv", sys.argv)
             settings, seed = python_values(self._settings), self._identity["seed"]
-            experiment = self._builder.build(settings, seed)
+            experiment = experiment_at(self._base, settings, seed)
             experiment = with_paths_from(experiment, self._identity["cwd"])
             self._run = TrialRun(self._path(), experiment, take_over=self._take_over)
             self._take_over = None

@@ -17,6 +17,7 @@ log.txt         log lines and Python warnings
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -178,10 +179,7 @@ class TrialTable:
 
     def counts(self) -> dict[Status, int]:
         """Number of trials by status, without zeros."""
-        found: dict[Status, int] = {}
-        for trial in self.trials:
-            found[trial.status] = found.get(trial.status, 0) + 1
-        return found
+        return Counter(trial.status for trial in self.trials)
 
     def score_of_point(self, point: int) -> float | None:
         """Mean score over a point's seeds; None until each trial has a score or has failed."""
@@ -202,19 +200,16 @@ class TrialTable:
         if self.metric is None:
             return None
         points = {
-            point: score
-            for point in {trial.point for trial in self.trials}
+            point: self._sign * score
+            for point in sorted({trial.point for trial in self.trials})
             if (score := self.score_of_point(point)) is not None
         }
         if not points:
             return None
-        unstopped = {
-            point: score
-            for point, score in points.items()
-            if any(trial.status == "finished" for trial in self.of_point(point))
-        }
-        points = unstopped or points
-        best = max(sorted(points), key=lambda point: self._sign * points[point])
+        finished = {trial.point for trial in self.trials if trial.status == "finished"}
+        best = max(
+            [point for point in points if point in finished] or points, key=points.__getitem__
+        )
         scored = [trial for trial in self.of_point(best) if trial.score is not None]
         return min(scored, key=self._rank)
 
