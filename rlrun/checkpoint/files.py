@@ -10,8 +10,8 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -19,29 +19,34 @@ _log = logging.getLogger(__name__)
 
 def replace_text(path: Path, text: str) -> None:
     """Write a small text file atomically; raises OSError, with its path, if that fails."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # through no link of that name
+        with _renamed_to(path) as temporary, temporary.open("x", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def replace_link(link: Path, target: str) -> None:
     """Point a symbolic link at ``target``; a failure, as without support for links, is logged."""
-    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    try:
+        with _renamed_to(link) as temporary:
+            temporary.symlink_to(target)
+    except OSError as error:
+        _log.info("%s: no link to %s: %s", link, target, error)
+
+
+@contextmanager
+def _renamed_to(path: Path) -> Iterator[Path]:
+    """A free name beside ``path`` for a file or link, which is renamed to ``path`` at the end."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target)
-        os.replace(temporary, link)
-    except OSError as error:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        _log.info("%s: no link to %s: %s", link, target, error)
+        raise
 
 
 def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
@@ -55,7 +60,10 @@ def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         for name, data in contents.items():
-            _write_synced(temporary / name, data)
+            with (temporary / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                _sync(file.fileno())
         _sync_directory(temporary)
         if directory.exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -81,13 +89,6 @@ def remove_leftovers(folder: Path) -> None:
     for pattern in (".writing-*", ".replaced-*", ".old-*"):
         for leftover in list(folder.glob(pattern)):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        _sync(file.fileno())
 
 
 def _sync_directory(directory: Path) -> None:
