@@ -3,33 +3,24 @@
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rlrun.config.problems import ConfigError
 
-
-class Kind(StrEnum):
-    """The things that can be listed."""
-
-    ALGORITHMS = "algorithms"
-    ENVS = "envs"
-    MODELS = "models"
-    CONFIGS = "configs"
+Kind = Literal["algorithms", "envs", "models", "configs"]
 
 
 def list_names(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
 ) -> None:
     """List the names that an experiment file may use, each with a description."""
-    if kind is Kind.CONFIGS:
+    if kind == "configs":
         _print_configs()
         return
-    listing = {Kind.ALGORITHMS: _algorithms, Kind.ENVS: _envs, Kind.MODELS: _models}[kind]
-    rows = list(listing())
+    rows = list({"algorithms": _algorithms, "envs": _envs, "models": _models}[kind]())
     width = max((len(name) for name, _ in rows), default=0)
     for name, about in rows:
         typer.echo(f"{name:{width}}  {about}".rstrip())

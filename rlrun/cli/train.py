@@ -1,7 +1,7 @@
 """``rlrun train``: train an experiment file or a group of its runs, or resume (experiment/)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,11 +19,6 @@ from rlrun.cli.arguments import (
     seeds_of,
     split_words,
 )
-
-if TYPE_CHECKING:
-    from rlrun.experiment.outcome import RunOutcome
-    from rlrun.experiment.report.console import ConsoleStyle
-    from rlrun.experiment.sweep.report import SweepOutcome
 
 
 def train(  # noqa: PLR0913 - one parameter for each option
@@ -78,9 +73,10 @@ def train(  # noqa: PLR0913 - one parameter for each option
     from rlrun.actors.ray_runtime import stop_ray
     from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
-    from rlrun.experiment.run import run_experiment
+    from rlrun.experiment.run import resume_experiment, run_experiment
+    from rlrun.experiment.run_folder import is_sweep_folder
     from rlrun.experiment.sweep.report import SweepOutcome
-    from rlrun.experiment.sweep.sweep import run_sweep
+    from rlrun.experiment.sweep.sweep import resume_sweep, run_sweep
 
     style = console_style(quiet=quiet, plain=plain)
     # Before the other overrides, so that `env.key=value` adds to `--env`.
@@ -91,32 +87,15 @@ def train(  # noqa: PLR0913 - one parameter for each option
         run = run_experiment if group is None else run_sweep
         loaded = load(file, group or overrides, trust=trust)
         outcome = run(loaded, run_dir=run_dir, resume=auto, address=address, console=style)
+    elif is_sweep_folder(resume):
+        refuse_with_resume("group", run_dir=run_dir)
+        outcome = resume_sweep(resume, overrides, address=address, console=style, trust=trust)
     else:
-        outcome = _resume(resume, overrides, run_dir, address, style, trust=trust)
+        outcome = resume_experiment(
+            resume, overrides, run_dir=run_dir, address=address, console=style, trust=trust
+        )
     stop_ray()  # otherwise Ray waits half a second for log lines at exit
     if outcome.end == "interrupted":
         raise typer.Exit(errors.INTERRUPTED)
     if isinstance(outcome, SweepOutcome) and outcome.any_failed:
         raise typer.Exit(errors.RUN_FAILED)
-
-
-def _resume(
-    path: Path,
-    overrides: list[str],
-    run_dir: Path | None,
-    address: str | None,
-    style: "ConsoleStyle | None",
-    *,
-    trust: bool,
-) -> "RunOutcome | SweepOutcome":
-    """Resume a run or a group."""
-    from rlrun.experiment.run import resume_experiment
-    from rlrun.experiment.run_folder import is_sweep_folder
-    from rlrun.experiment.sweep.sweep import resume_sweep
-
-    if not is_sweep_folder(path):
-        return resume_experiment(
-            path, overrides, run_dir=run_dir, address=address, console=style, trust=trust
-        )
-    refuse_with_resume("group", run_dir=run_dir)
-    return resume_sweep(path, overrides, address=address, console=style, trust=trust)
