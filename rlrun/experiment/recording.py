@@ -101,8 +101,9 @@ class TransitionRecorder:
         self._keep(lambda number: number < first)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
-        kept = {prefix: rows.only(wanted) for prefix, rows in self._rows.items()}
-        self._rows = {prefix: rows for prefix, rows in kept.items() if rows is not None}
+        for rows in self._rows.values():
+            rows.episodes = {k: own for k, own in rows.episodes.items() if wanted(k)}
+        self._rows = {prefix: rows for prefix, rows in self._rows.items() if rows.episodes}
 
     def columns(self) -> dict[str, np.ndarray]:
         """All rows, ``[N, ...]`` a column."""
@@ -123,25 +124,19 @@ class _Rows:
     """Transitions by episode, each with the same columns, and with any infos."""
 
     def __init__(self) -> None:
-        self._episodes: dict[int, dict[str, list[Any]]] = {}
+        self.episodes: dict[int, dict[str, list[Any]]] = {}
 
     def add(self, episode: int, row: Mapping[str, Any], info: Mapping[str, Any]) -> None:
         """Copy one row, and its info."""
-        rows = self._episodes.setdefault(episode, defaultdict(list))
+        rows = self.episodes.setdefault(episode, defaultdict(list))
         for name, value in row.items():
             rows[name].append(np.array(value))
         rows[_INFO].append(_info_leaves(info))
 
-    def only(self, wanted: Callable[[int], bool]) -> "_Rows | None":
-        """The rows of the episodes with these numbers; None if there are none."""
-        found = _Rows()
-        found._episodes = {k: rows for k, rows in self._episodes.items() if wanted(k)}
-        return found if found._episodes else None
-
     def columns(self) -> dict[str, np.ndarray]:
         """All rows, ``[N, ...]`` a column, and ``episode``."""
-        numbers = sorted(self._episodes)
-        episodes = [self._episodes[k] for k in numbers]
+        numbers = sorted(self.episodes)
+        episodes = [self.episodes[k] for k in numbers]
         rows = {name: [row for each in episodes for row in each[name]] for name in episodes[0]}
         infos = _info_columns(rows.pop(_INFO))
         columns = {name: np.stack(values) for name, values in rows.items()}
@@ -168,17 +163,6 @@ def _info_columns(infos: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.nda
             missing = np.full(values[0].shape, "" if values[0].dtype.kind == "U" else np.nan)
             columns[name] = np.stack([info.get(name, missing) for info in infos])
     return columns
-
-
-class RenderScreen:
-    """Renders every step; cheap for environments that already render in ``step``."""
-
-    def __init__(self, envs: Any) -> None:
-        self._envs = envs
-
-    def __call__(self, step: RecordedStep) -> None:
-        """Render."""
-        self._envs.render()
 
 
 class VideoRecorder:

@@ -25,7 +25,7 @@ from rlrun.data.results import flat_numbers
 from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.envs.spaces_only import spaces_only
-from rlrun.experiment.recording import RenderScreen, StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
 from rlrun.experiment.run_folder import RunFolder, is_checkpoint, resolve_run
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
@@ -155,15 +155,16 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         runner = algorithm.evaluator.runner(mode)
         transitions = None if save is None else TransitionRecorder()
         videos = None if video is None else VideoRecorder(Path(video), runner.envs)
-        screen = RenderScreen(runner.envs) if render else None
         limit = None if steps is None else StepLimit(steps)
-        recorders = [each for each in (transitions, videos, screen, limit) if each is not None]
+        recorders = [each for each in (transitions, videos, limit) if each is not None]
 
-        def together(step: RecordedStep) -> bool:
+        def record(step: RecordedStep) -> bool:
+            if render:  # cheap for environments that already render in `step`
+                runner.envs.render()
             # The limit comes last: all others receive the step that ends the rollout.
             return any(recorder(step) for recorder in recorders)
 
-        seed, recorder = algorithm.evaluator.seed(), together if recorders else None
+        seed, recorder = algorithm.evaluator.seed(), record if recorders or render else None
         explores = algorithm.config.evaluation.explore if explore is None else explore
 
         def run(numbers: range) -> list[EpisodeRecord]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from rlrun.config.problems import ConfigError, InputError
 from rlrun.data.results import RETURN
@@ -334,8 +333,3 @@ def _letter(index: int) -> str:
     """A, B, ..., Z, A2, B2, ..."""
     turn, place = divmod(index, 26)
     return f"{chr(ord('A') + place)}{turn + 1 if turn else ''}"
-
-
-def as_list(values: ArrayLike) -> list[float]:
-    """An array as plain numbers."""
-    return [float(value) for value in np.asarray(values).tolist()]

@@ -13,7 +13,7 @@ from typing import Any
 from rlrun.checkpoint.files import replace_text
 from rlrun.config.problems import InputError
 from rlrun.config.registry import install_hint, is_installed
-from rlrun.experiment.compare.comparison import AS_GIVEN, Comparison, Configuration, as_list
+from rlrun.experiment.compare.comparison import AS_GIVEN, Comparison, Configuration
 from rlrun.experiment.report.charts import Chart, Curve
 from rlrun.experiment.report.numbers import rounded
 from rlrun.experiment.report.plots import save_charts
@@ -147,13 +147,13 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             {"better": best.name, "than": other.name} | vars(comparison.improvement(best, other))
             for other in others
         ],
-        "profile_thresholds": as_list(comparison.profile_thresholds()),
+        "profile_thresholds": comparison.profile_thresholds().tolist(),
         "notes": list(comparison.notes),
     }
 
 
 def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str, Any]:
-    middle, low, high = map(as_list, each.band())
+    middle, low, high = (bound.tolist() for bound in each.band())
     reached = each.median_reached(comparison.threshold)
     return {
         "name": each.name,
@@ -168,8 +168,8 @@ def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str
             for threshold in comparison.thresholds
         ],
         "runs": list(run_rows(each, comparison.threshold)),
-        "curve": {"env_steps": as_list(each.grid), "iqm": middle, "low": low, "high": high},
-        "profile": as_list(comparison.profile(each)),
+        "curve": {"env_steps": each.grid.tolist(), "iqm": middle, "low": low, "high": high},
+        "profile": comparison.profile(each).tolist(),
     }
 
 
@@ -182,8 +182,8 @@ def run_rows(configuration: Configuration, threshold: float) -> Iterator[dict[st
     """The numbers of each run."""
     numbers = zip(
         configuration.runs,
-        as_list(configuration.finals),
-        as_list(configuration.areas),
+        configuration.finals.tolist(),
+        configuration.areas.tolist(),
         configuration.reached(threshold),
         strict=True,
     )
@@ -264,15 +264,15 @@ def charts(comparison: Comparison) -> Iterator[Chart]:
     """The learning curves with their bands, and the performance profiles."""
     curves = []
     for each in comparison.configurations:
-        middle, low, high = map(as_list, each.band())
-        curves.append(Curve(each.label, as_list(each.grid), middle, low, high))
+        middle, low, high = (bound.tolist() for bound in each.band())
+        curves.append(Curve(each.label, each.grid.tolist(), middle, low, high))
     goals = comparison.thresholds if comparison.threshold_is == AS_GIVEN else ()
     yield Chart(comparison.metric, "env steps", curves, goals=goals)
     if all(len(each.runs) == 1 for each in comparison.configurations):
         return
-    thresholds = as_list(comparison.profile_thresholds())
+    thresholds = comparison.profile_thresholds().tolist()
     profiles = [
-        Curve(each.label, thresholds, as_list(comparison.profile(each)))
+        Curve(each.label, thresholds, comparison.profile(each).tolist())
         for each in comparison.configurations
     ]
     yield Chart("Share of the runs that end above", comparison.metric, profiles)

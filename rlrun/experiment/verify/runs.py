@@ -135,13 +135,8 @@ def _settings(experiment: ExperimentConfig) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in flat(to_plain(experiment), ".").items()}
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run that has finished or failed."""
-
-    run: SeedRun
-    error: str | None
-    """Reason of the failure, or None."""
+Ended = tuple[SeedRun, str | None]
+"""A run that has ended, and the reason if it has failed."""
 
 
 class _Process:
@@ -247,7 +242,7 @@ class RunQueue:
                 run.folder.discard()  # An empty folder, left by an early kill.
             words = run.next_command()
             if words is None:
-                yield Ended(run, None)  # Finished by the other process.
+                yield run, None  # Finished by the other process.
             else:
                 self._running.append(_Process(run, self._rlrun, words))
 
@@ -261,7 +256,7 @@ class RunQueue:
             if error is None and run.next_command() is not None:
                 self._waiting.insert(0, run)
             elif not self.interrupted or error is None:
-                yield Ended(run, error)
+                yield run, error
 
     def _on_signal(self, name: str) -> None:
         self.interrupted = True

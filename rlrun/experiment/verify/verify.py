@@ -20,7 +20,7 @@ from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.statistics import estimate, iqm
 from rlrun.experiment.session import last_session
 from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
-from rlrun.experiment.verify.runs import RLRUN, Ended, RunQueue, SeedRun, plan_runs
+from rlrun.experiment.verify.runs import RLRUN, RunQueue, SeedRun, plan_runs
 
 RESULTS = Path("runs/verify")
 
@@ -247,24 +247,24 @@ def _train(runs: Sequence[SeedRun], queue: RunQueue) -> dict[str, str]:
     missing = [run for run in runs if run.next_command() is not None]
     if done := len(runs) - len(missing):
         queue.notice(f"{done} of {len(runs)} runs are finished already")
-    for ended in queue.execute(missing):
-        done += ended.error is None
-        if ended.error is not None:
-            errors[ended.run.name] = ended.error
-        queue.notice(f"{_ended_text(ended)}  ({done} of {len(runs)})")
+    for run, error in queue.execute(missing):
+        done += error is None
+        if error is not None:
+            errors[run.name] = error
+        queue.notice(f"{run.name}: {_end_text(run, error)}  ({done} of {len(runs)})")
     return errors
 
 
-def _ended_text(ended: Ended) -> str:
-    if ended.error is not None:
-        return f"{ended.run.name}: failed: {ended.error}; see {ended.run.log}"
-    result = seed_result(ended.run)
+def _end_text(run: SeedRun, error: str | None) -> str:
+    if error is not None:
+        return f"failed: {error}; see {run.log}"
+    result = seed_result(run)
     texts = [
         f"{text} {value:,.2f}"
         for text, value in (("training", result.training), ("evaluation", result.evaluation))
         if value is not None
     ]
-    return f"{ended.run.name}: {', '.join(texts)} after {result.env_steps:,} env steps"
+    return f"{', '.join(texts)} after {result.env_steps:,} env steps"
 
 
 def seed_result(run: SeedRun, error: str | None = None) -> SeedResult:
