@@ -8,6 +8,7 @@ know: types and defaults, which the schema checks as for a YAML file.
 
 import copy
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -21,18 +22,14 @@ from rlrun.config.validate import unknown_key
 from rlrun.config.yaml_tree import from_plain
 
 
-class _NotProvided:
+class _Default(Enum):  # whose members are never copied
+    NOT_PROVIDED = "NotProvided"
+
     def __repr__(self) -> str:
-        return "NotProvided"
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
+        return self.value
 
 
-NotProvided: Final = _NotProvided()
+NotProvided: Final = _Default.NOT_PROVIDED
 """Default of all arguments, which keeps the setting's value. None is a value like any other."""
 
 

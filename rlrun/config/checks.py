@@ -169,15 +169,15 @@ _DEFAULT_CONNECTORS = {
 
 
 def _check_sample_async(experiment: ExperimentConfig) -> Iterator[Finding]:
-    settings = experiment.env_runners
-    if settings.sample_async:
-        message = ""
-        if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
-            message = f"{experiment.algorithm} always samples while it learns; remove this key"
-        elif not settings.num_env_runners:
-            message = "one process cannot do both at once; set env_runners.num_env_runners to 1"
-        if message:
-            yield Finding(("env_runners", "sample_async"), message)
+    settings, path = experiment.env_runners, ("env_runners", "sample_async")
+    if not settings.sample_async:
+        return
+    if getattr(algorithm_class(experiment.algorithm), "asynchronous", False):
+        message = f"{experiment.algorithm} always samples while it learns; remove this key"
+        yield Finding(path, message)
+    elif not settings.num_env_runners:
+        message = "one process cannot do both at once; set env_runners.num_env_runners to 1"
+        yield Finding(path, message)
 
 
 def _check_remote_envs(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -265,10 +265,10 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         message = f"{others[0] if others else 'learners.device'} {why}; remove this key"
         yield Finding(("learners", "cuda_graphs"), message)
     if not learners.num_learners:
-        for name in ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts"):
-            if getattr(learners, name) != type(learners).model_fields[name].default:
-                message = "there is no remote learner; set num_learners, or remove this key"
-                yield Finding(("learners", name), message)
+        of_actors = ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts")
+        for name in _changed(learners, of_actors):
+            message = "there is no remote learner; set num_learners, or remove this key"
+            yield Finding(("learners", name), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
         message = f"{experiment.algorithm} learns in one process; set it to 0"
@@ -355,14 +355,10 @@ def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Find
     one = "is not a network of rlrun; write its arguments", "learns by its own"
     several = "are not networks of rlrun; write their arguments", "learn by their own"
     are_none, learn = one if len(uses) == 1 else several
-    fields = ExperimentConfig.model_fields
-    for name in ("model", "exploration", "replay", "learners"):
-        if getattr(experiment, name) != fields[name].default:
-            message = f"{named} {are_none} beside `use`"
-            yield Finding((name,), message)
-    for name, field in type(training).model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        if name not in _OF_CUSTOM_POLICIES and getattr(training, name) != default:
+    for name in _changed(experiment, ("model", "exploration", "replay", "learners")):
+        yield Finding((name,), f"{named} {are_none} beside `use`")
+    for name in _changed(training, type(training).model_fields):
+        if name not in _OF_CUSTOM_POLICIES:
             message = f"{named} {learn} learn_on_batch(); remove this key"
             yield Finding(("training", name), message)
 

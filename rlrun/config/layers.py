@@ -71,9 +71,9 @@ def merge(below: Node, above: Node, at: tuple[str, ...] = ()) -> Node:
             return above
         if at == _SPACE:
             below, above = _by_section(below), _by_section(above)
-    elif _over_table(below, above, at) or any(
-        _differ(below, above, name, form) for name, form in _FORMS.items()
-    ):
+    elif at in AGENTS and "use" in above.value and "use" not in below.value:
+        return above  # code in place of a table
+    elif any(_differ(below, above, name, form) for name, form in _FORMS.items()):
         return above
     merged = dict(below.value)
     for key, node in above.value.items():
@@ -90,11 +90,6 @@ def _differ(below: Node, above: Node, name: str, form: set[str]) -> bool:
     return all(form <= side.value.keys() for side in (below, above)) and (
         below.value[name].plain() != above.value[name].plain()
     )
-
-
-def _over_table(below: Node, above: Node, at: tuple[str, ...]) -> bool:
-    """Whether code replaces a table of agents."""
-    return at in AGENTS and "use" in above.value and "use" not in below.value
 
 
 def _is_distribution(node: Node) -> bool:

@@ -52,11 +52,11 @@ class Loaded:
 
     def placed(self, error: ConfigError) -> ConfigError:
         """An error found while building the experiment, with each problem at its key's place."""
-        return ConfigError(map(self._placed, error.problems))
-
-    def _placed(self, problem: Problem) -> Problem:
-        origin = self.origin(tuple(problem.key.split(".")))
-        return problem if origin == DEFAULT else replace(problem, origin=origin)
+        origins = [self.origin(tuple(problem.key.split("."))) for problem in error.problems]
+        return ConfigError(
+            problem if origin == DEFAULT else replace(problem, origin=origin)
+            for problem, origin in zip(error.problems, origins, strict=True)
+        )
 
 
 def load_experiment(

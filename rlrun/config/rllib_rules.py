@@ -15,7 +15,6 @@ from rlrun.config.schema import MEMORY_SWITCHES
 from rlrun.config.translation import OldSettings
 from rlrun.config.yaml_tree import Node, from_plain, read_tables
 
-LIBRARY = "RLlib"
 DEFAULT = "default of RLlib 2.4"
 """Source of a value that is not in the old file."""
 RLLIB_DEFAULT = Origin(DEFAULT)
@@ -26,17 +25,13 @@ tables = partial(read_tables, "rllib_tables.yaml")
 class RLlibSettings(OldSettings):
     """The settings of one experiment of RLlib, under the names of `rllib_tables.yaml`.
 
-    Args:
-        name: name of the experiment.
-
     Attributes:
         run: algorithm of RLlib.
         algorithm: the algorithm of rlrun.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, LIBRARY, RLLIB_DEFAULT)
-        self.run = self.algorithm = "PPO"
+    library, default = "RLlib", RLLIB_DEFAULT
+    run = algorithm = "PPO"
 
     @property
     def num_runners(self) -> int:
@@ -262,9 +257,11 @@ def _epsilon(old: RLlibSettings) -> None:
     elif old.value("training.noisy") is True and last == 0:
         old.derive("exploration.epsilon", 0.0, source, "as training.noisy explores")
     else:
-        points = [[0, first], [_sum(warmup, steps), last]]
+        points = [[0, first], [steps, last]]
         if warmup:
-            points.insert(1, [warmup, first])
+            # What is no number is reported when the schedule is checked.
+            numbers = all(isinstance(n, int | float) for n in (warmup, steps))
+            points[1:] = [[warmup, first], [warmup + steps if numbers else steps, last]]
         old.derive("exploration.epsilon", points, source, "linear between points")
     for key in _EPSILON:
         old.take(key)
@@ -316,12 +313,6 @@ _NOISES = {
     "ParameterNoise": (_parameter_noise, 10_000),
 }
 """Type of exploration -> its rule, and RLlib's steps of random actions at the start."""
-
-
-def _sum(first: Any, second: Any) -> Any:
-    """The sum of two numbers; anything else is reported when the schedule is checked."""
-    numbers = all(isinstance(n, int | float) for n in (first, second))
-    return first + second if numbers else second
 
 
 def _sac(old: RLlibSettings) -> None:

@@ -5,7 +5,7 @@ have no effect, and the resulting tree in rlrun's form. Must not know: any other
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.registry import no_such
@@ -55,18 +55,21 @@ class OldSettings:
 
     Args:
         name: name of the experiment.
-        library: name of the library.
-        default: origin of values that are the library's defaults.
 
     Attributes:
+        library: name of the library.
+        default: origin of values that are the library's defaults.
         values: name -> value; the old name until it is translated, then the address.
         sources: name -> the old key, and how its value was converted.
         problems: keys that are refused.
         without_effect: keys without effect in rlrun.
     """
 
-    def __init__(self, name: str, library: str, default: Origin) -> None:
-        self.name, self.library, self.default = name, library, default
+    library: ClassVar[str]
+    default: ClassVar[Origin]
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.values: dict[str, Node] = {}
         self.sources: dict[str, str] = {}
         self.problems: list[Problem] = []
@@ -119,9 +122,11 @@ class OldSettings:
             ConfigError: with all problems.
         """
         if self.problems:
-            raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
+            places = {p: (p.origin.line or 0, p.origin.column or 0) for p in self.problems}
+            raise ConfigError(sorted(places, key=places.__getitem__))
         tree = {"algorithm": Node(algorithm, algorithm_origin)}
-        for address in sorted(self.values, key=_place):
+        order = list(ExperimentConfig.model_fields)
+        for address in sorted(self.values, key=lambda name: order.index(name.partition(".")[0])):
             section, _, field = address.partition(".")
             if field:
                 below = tree.setdefault(section, Node({}, origin))
@@ -131,11 +136,3 @@ class OldSettings:
         sources = {address: self.sources[address] for address in self.values if address != "sweep"}
         without_effect = tuple(self.without_effect)
         return Translation(self.name, Node(tree, origin), sources, without_effect, self.library)
-
-
-def _line(problem: Problem) -> tuple[int, int]:
-    return problem.origin.line or 0, problem.origin.column or 0
-
-
-def _place(address: str) -> int:
-    return list(ExperimentConfig.model_fields).index(address.partition(".")[0])

@@ -7,7 +7,6 @@ parsed and never run. Must not know: types and bounds of values, which are check
 """
 
 import ast
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -77,8 +76,10 @@ def _merged(node: Node) -> dict[str, Node]:
 class _ZooSettings(OldSettings):
     """The translation of one environment's settings."""
 
+    library, default = SB3, _DEFAULT
+
     def __init__(self, name: str, algorithm: str, node: Node) -> None:
-        super().__init__(name, SB3, _DEFAULT)
+        super().__init__(name)
         self.kind, self.node = algorithm, node
         self.given = _merged(node)
         self.updates_per_step = 1.0
@@ -220,9 +221,8 @@ class _ZooSettings(OldSettings):
         except ValueError:
             kind = ""
         if kind != "lin":
-            self.refuse(
-                self.values[name], name, "expected a number, or a schedule such as lin_0.001"
-            )
+            message = "expected a number, or a schedule such as lin_0.001"
+            self.refuse(self.values[name], name, message)
             return
         self.derive(address, points, name, "linear to 0")
 
@@ -233,10 +233,8 @@ class _ZooSettings(OldSettings):
         why = f"{steps} steps of {envs} environment{'s' if envs > 1 else ''}"
         self.derive("training.train_batch_size", rows, "n_steps", why)
         if rows < _ITERATION:
-            self.derive(
-                "report.min_sample_timesteps_per_iteration", _ITERATION, "n_steps",
-                "env steps of a result, at least",
-            )  # fmt: skip
+            address, least = "report.min_sample_timesteps_per_iteration", "env steps of a result"
+            self.derive(address, _ITERATION, "n_steps", f"{least}, at least")
         self.derive("training.entropy_coeff", self.value("ent_coef"), "ent_coef")
         if (coefficient := self.value("vf_coef")) is not None:
             doubled = 2 * coefficient if isinstance(coefficient, int | float) else coefficient
@@ -254,9 +252,8 @@ class _ZooSettings(OldSettings):
         env_steps = every * envs
         self.updates_per_step = (env_steps if steps < 0 else steps) / env_steps
         if self.updates_per_step == 0:
-            self.refuse(
-                self.values["gradient_steps"], "gradient_steps", "expected 1 or more, or -1"
-            )
+            message = "expected 1 or more, or -1"
+            self.refuse(self.values["gradient_steps"], "gradient_steps", message)
             return
         self.derive("env_runners.rollout_fragment_length", every, "train_freq")
         whole = -(-_ITERATION // env_steps) * env_steps
@@ -341,12 +338,7 @@ def _sac(old: _ZooSettings) -> None:
         old.derive("training.target_entropy", old.value("target_entropy"), "target_entropy")
 
 
-_RULES: dict[str, Callable[[_ZooSettings], None]] = {
-    "PPO": _ppo,
-    "A2C": _a2c,
-    "DQN": _dqn,
-    "SAC": _sac,
-}
+_RULES = {"PPO": _ppo, "A2C": _a2c, "DQN": _dqn, "SAC": _sac}
 
 
 def _refusal(key: str, value: Any) -> str | None:
