@@ -53,17 +53,13 @@ def report(error: BaseException) -> int:
     # frames would not help.
     is_explained = hasattr(error, "exit_code")
     if isinstance(error, OSError) and error.errno in _REFUSALS:
-        _print(("\n".join([_refusal(error), *notes[-1:]]), "red"))
+        parts = (error.filename, error.strerror or str(error))
+        refusal = ": ".join(str(part) for part in parts if part)
+        _print(("\n".join([refusal, *notes[-1:]]), "red"))
         return code
     sys.stderr.write(f"{error}\n" if is_explained else user_traceback(error))
     _print((notes[-1] if notes else f"failed: {type(error).__name__}", "red"))
     return code
-
-
-def _refusal(error: OSError) -> str:
-    """Path and reason in one line."""
-    parts = (error.filename, error.strerror or str(error))
-    return ": ".join(str(part) for part in parts if part)
 
 
 def report_problems(problems: "Iterable[Problem]", *, style: str, prefix: str = "") -> None:

@@ -7,7 +7,6 @@ them does; a test holds that the page is up to date and that no public name is m
 """
 
 import inspect
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -81,5 +80,4 @@ def _parameters(thing: Any) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/python.md")
-    target.write_text(python_reference(), encoding="utf-8")
+    Path("docs/python.md").write_text(python_reference(), encoding="utf-8")

@@ -4,7 +4,6 @@ Owns: docs/config.md (``python -m rlrun.config.reference`` writes it) and the st
 ``rlrun init``. Must not know: names of fields, except those that a starter file switches on.
 """
 
-import sys
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -147,5 +146,4 @@ def _starter_stop(env: str) -> str:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/config.md")
-    target.write_text(reference(), encoding="utf-8")
+    Path("docs/config.md").write_text(reference(), encoding="utf-8")

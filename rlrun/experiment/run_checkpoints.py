@@ -81,16 +81,13 @@ class RunCheckpoints:
                 return self.save(algorithm, result)
         if self._may_hold and self._holding.is_due():
             with self._holding.timed(), suppress(CheckpointWriteError):
-                self._held = copy.deepcopy(self._taken(algorithm, result))
+                self._held = copy.deepcopy(take_checkpoint(algorithm, result, self._config_yaml))
         return None
 
     def _is_due(self, iteration: int) -> bool:
         if self._every == "auto":
             return self._writing.is_due()
         return self._every is not None and iteration % self._every == 0
-
-    def _taken(self, algorithm: "Algorithm", result: dict[str, Any]) -> Checkpoint:
-        return take_checkpoint(algorithm, result, self._config_yaml)
 
     def save(
         self, algorithm: "Algorithm", result: dict[str, Any], *, must: bool = False
@@ -106,7 +103,7 @@ class RunCheckpoints:
             return None
         state: Checkpoint | None = None
         try:
-            state = self._taken(algorithm, result)
+            state = take_checkpoint(algorithm, result, self._config_yaml)
             if not is_there:
                 raise FolderLostError(f"{self.folder.path}: the run folder has disappeared")
             path = self.files.save(state)

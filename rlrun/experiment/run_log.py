@@ -13,36 +13,32 @@ from typing import Self
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class RunLog:
+class RunLog(ExitStack):
     """Context manager: log lines and Python warnings go to ``path``, a run folder's log.txt.
 
     Warnings of rlrun's own are also passed to ``notice``, which can be replaced at any time.
     """
 
     def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
-        self.notice = notice
-        self._path = path
-        self._stack = ExitStack()
+        super().__init__()
+        self.notice, self._path = notice, path
 
     def __enter__(self) -> Self:
         to_file = _QuietFileHandler(self._path, encoding="utf-8", delay=True)
         to_file.setFormatter(logging.Formatter(_LOG_FORMAT))
-        self._stack.callback(to_file.close)
+        self.callback(to_file.close)
         own, python = logging.getLogger("rlrun"), logging.getLogger("py.warnings")
         for logger, handler in ((own, to_file), (own, _NoticeHandler(self)), (python, to_file)):
             logger.addHandler(handler)
-            self._stack.callback(logger.removeHandler, handler)
-        self._stack.callback(own.setLevel, own.level)
+            self.callback(logger.removeHandler, handler)
+        self.callback(own.setLevel, own.level)
         own.setLevel(logging.INFO)
-        self._stack.callback(setattr, python, "propagate", python.propagate)
+        self.callback(setattr, python, "propagate", python.propagate)
         python.propagate = False
-        self._stack.callback(setattr, warnings, "showwarning", warnings.showwarning)
+        self.callback(setattr, warnings, "showwarning", warnings.showwarning)
         logging.captureWarnings(True)
-        self._stack.callback(logging.captureWarnings, False)
+        self.callback(logging.captureWarnings, False)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
 
 class _QuietFileHandler(logging.FileHandler):

@@ -77,7 +77,10 @@ class Effect:
         return Chart(
             f"{metric} over {self.address}",
             self.address,
-            [Curve(label, *curves[label], dots=True) for label in sorted(curves, key=_order)],
+            [
+                Curve(label, *curves[label], dots=True)
+                for label in sorted(curves, key=lambda label: (label == "best", label))
+            ],
             log_x=self._over_decades,
             x_names=self.names,
         )
@@ -87,10 +90,6 @@ class Effect:
         names = self.names or (short(min(self.numbers)), short(max(self.numbers)))
         numbers = np.log10(self.numbers) if self._over_decades else np.array(self.numbers)
         return Axis(self.address, names[0], names[-1], positions(numbers))
-
-
-def _order(label: str) -> tuple[bool, str]:
-    return label == "best", label
 
 
 def positions(numbers: ArrayLike) -> list[float]:

@@ -4,9 +4,7 @@ Owns whether trials fit the machine, and whether a sweep that is resumed still h
 its file describes. It must not know how trials are run.
 """
 
-from typing import Any
-
-from rlrun.actors.ray_runtime import cluster_resources, is_running, local_resources, node_resources
+from rlrun.actors.ray_runtime import cluster_resources, is_running, node_resources
 from rlrun.config.layers import find
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig
@@ -37,10 +35,8 @@ class Plan:
         self.experiments = experiments_of(experiment, self.points, origins) or [experiment]
         self.scheduler = make_scheduler(experiment, self.experiments)
         if address is None:
-            local = not is_running()
-            there = (
-                local_capacity(local_resources()) if local else capacity_of_ray("the running Ray")
-            )
+            running = is_running()
+            there = capacity_of_ray("the running Ray") if running else local_capacity()
             check_fits(self.experiments, there)
 
     def new_table(self, folder: SweepFolder) -> TrialTable:
@@ -94,12 +90,12 @@ class Plan:
             return False
         if self.sweep.scheduler is not None and self.sweep.scheduler.use == "pbt":
             return True  # it has changed the values
-        return all(_equal(value, self.points[number - 1][key]) for key, value in settings.items())
-
-
-def _equal(value: Any, other: Any) -> bool:
-    """Whether values are equal; sections are, as the one read from a run has all its defaults."""
-    return value == other or isinstance(value, dict) or isinstance(other, dict)
+        point = self.points[number - 1]
+        # Sections count as equal, as those read from a run have all their defaults.
+        return all(
+            value == point[key] or isinstance(value, dict) or isinstance(point[key], dict)
+            for key, value in settings.items()
+        )
 
 
 def capacity_of_ray(where: str) -> Capacity:

@@ -43,11 +43,6 @@ class SweepConsole(Console):
         self._share_before = self.share()
 
     @property
-    def has_seeds(self) -> bool:
-        """Whether trials differ in their seed."""
-        return self.table.num_points < self.num_trials
-
-    @property
     def elapsed_s(self) -> float:
         """Seconds since this session started."""
         return time.monotonic() - self.started
@@ -81,11 +76,12 @@ class SweepLines(SweepConsole):
             return
         self._printed.add(trial.trial)
         run = "run" if self.table.is_group else "trial"
-        steps, seed = f"{trial.env_steps or 0:,} env steps", {"seed": trial.seed}
+        steps = f"{trial.env_steps or 0:,} env steps"
+        seed = {"seed": trial.seed} if self.table.num_points < self.num_trials else {}
         parts = [
             f"{run} {trial.trial:>3}  {trial.status:<8} {two_decimals(trial.score):>9}",
             f"{steps:>18}",
-            settings_text(trial.settings | (seed if self.has_seeds else {})),
+            settings_text(trial.settings | seed),
             trial.reason or "",
             f"({len(self._printed)} of {self.num_trials}, {clock_time(self.elapsed_s)})",
         ]

@@ -11,7 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rlrun.actors.ray_runtime import ResourceError, Resources, preflight, reserving
+from rlrun.actors.ray_runtime import (
+    ResourceError,
+    Resources,
+    local_resources,
+    preflight,
+    reserving,
+)
 from rlrun.config.policies import evaluation_runners, num_networks
 from rlrun.config.schema import ExperimentConfig
 
@@ -74,7 +80,10 @@ def check_fits(experiments: Iterable[ExperimentConfig], capacity: Capacity) -> N
             if not any(_holds(node, bundle) for node in capacity.nodes):
                 text = ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
                 kind = "an env runner" if len(bundles_of(experiment)) > 1 else "a trial"
-                most = "; ".join(_node_text(node) for node in capacity.nodes)
+                most = "; ".join(
+                    f"{node.get('CPU', 0.0):g} CPU, {node.get('GPU', 0.0):g} GPU"
+                    for node in capacity.nodes
+                )
                 problems[f"{kind} needs {text} on one machine; available: {most}"] = None
     if problems:
         raise ResourceError("\n".join(problems))
@@ -96,11 +105,8 @@ def _holds(node: Mapping[str, float], bundle: Bundle) -> bool:
     return all(node.get(name, 0.0) >= amount for name, amount in bundle.items())
 
 
-def _node_text(node: Mapping[str, float]) -> str:
-    return ", ".join(f"{node.get(name, 0.0):g} {name}" for name in ("CPU", "GPU"))
-
-
-def local_capacity(total: Resources) -> Capacity:
+def local_capacity() -> Capacity:
     """The resources that a Ray started on this machine will have."""
+    total = local_resources()
     cpus, gpus = max(1.0, float(int(total.cpus))), float(int(total.gpus))
     return Capacity(total, ({"CPU": cpus, "GPU": gpus, **total.custom},), "this machine")

@@ -275,13 +275,11 @@ class _Sweep:
         from rlrun.experiment.sweep import tune as sweep_tune
 
         sweep = self.experiment.sweep
-        optuna = None
-        if sweep.search == "optuna":
-            optuna = partial(sweep_tune.make_optuna, self.experiment)
+        make_optuna = partial(sweep_tune.make_optuna, self.experiment)
         search = sweep_tune.TrialSearch(
             self.table,
             self._identify,
-            optuna=optuna,
+            optuna=make_optuna if sweep.search == "optuna" else None,
             num_points=self.plan.num_points,
             seeds=self.plan.seeds,
         )

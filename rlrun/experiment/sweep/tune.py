@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
@@ -216,8 +217,8 @@ class Population(PopulationBasedTraining):
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         """Hide the searcher: PBT refuses any, as most cannot follow changes of settings."""
-        without: Any = _WithoutSearcher()
-        super().on_trial_add(without, trial)
+        controller: Any = SimpleNamespace(search_alg=None)
+        super().on_trial_add(controller, trial)
 
     def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
         number, time = trial.config[IDENTITY]["trial"], self._trial_state[trial].last_train_time
@@ -228,12 +229,6 @@ class Population(PopulationBasedTraining):
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> Any:
         config, operations = super()._get_new_config(trial, trial_to_clone)
         return {**config, IDENTITY: trial.config[IDENTITY]}, operations
-
-
-class _WithoutSearcher:
-    """The part of Tune's controller that PBT uses when a trial is added."""
-
-    search_alg = None
 
 
 def bounded(config: dict[str, Any], varied: Sequence[Dimension]) -> dict[str, Any]:
@@ -422,22 +417,15 @@ def recall(
     metric, unit = sweep.metric, str(sweep.scheduler.kwargs.get("time_attr", _TIME))
     stub = tune.experiment.Trial(SweepTrial.__name__, stub=True, trial_id=f"earlier-{trial.trial}")
     scheduler.on_trial_add(None, stub)
+    controller = SimpleNamespace(get_live_trials=list)  # none: the earlier session is over
     passed: list[dict[str, Any]] = []
     for row in rows:
         time, score = number_at(row, unit), number_at(row, metric)
         if time is not None and score is not None:
             passed.append({_TIME: row[_TIME], unit: time, metric: score})
-            scheduler.on_trial_result(_NoTrials(), stub, passed[-1])
+            scheduler.on_trial_result(controller, stub, passed[-1])
     if passed:
         scheduler.on_trial_complete(None, stub, passed[-1])
-
-
-class _NoTrials:
-    """The part of Tune's controller that schedulers ask about other trials."""
-
-    def get_live_trials(self) -> list[Any]:
-        """Return no trials, as the earlier session is over."""
-        return []
 
 
 @contextmanager

@@ -53,7 +53,15 @@ def _recorded(result: CaseResult, entries: Mapping[str, Any]) -> CaseResult:
 def write_record(verification: Verification, path: Path) -> None:
     """Write the results, a line for each case; entries of other cases in the file stay."""
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    entries |= {result.case.name: _entry(result) for result in verification.results if result.seeds}
+    entries |= {
+        result.case.name: {
+            "settings": settings_digest(result.case),
+            "wanted": result.wanted,
+            "seeds": [_seed_entry(seed) for seed in result.seeds],
+        }
+        for result in verification.results
+        if result.seeds
+    }
     lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     replace_text(path, "{{\n{}\n}}\n".format(",\n".join(lines)))
 
@@ -64,14 +72,6 @@ def settings_digest(case: Case) -> str:
     settings = {**parse_yaml(text, case.config).plain(), "seed": None}
     words = json.dumps([settings, case.all_overrides()], sort_keys=True)
     return sha256(words.encode()).hexdigest()[:16]
-
-
-def _entry(result: CaseResult) -> dict[str, Any]:
-    return {
-        "settings": settings_digest(result.case),
-        "wanted": result.wanted,
-        "seeds": [_seed_entry(seed) for seed in result.seeds],
-    }
 
 
 def _seed_entry(seed: SeedResult) -> dict[str, Any]:
