@@ -328,9 +328,7 @@ def _check_distribution(
         return
     names = tuple(registry.DISTRIBUTIONS)
     findings = [] if choice in names else list(_check_name(path, choice, names, None))
-    yield from findings
-    if not findings:
-        yield from _check_fit(experiment, settings, address)
+    yield from findings or _check_fit(experiment, settings, address)
 
 
 def _check_fit(
@@ -433,12 +431,9 @@ def _check_use(
 ) -> Iterator[Finding]:
     """Like `check_arguments`, for code that may not exist; `positional` depends on the code."""
     found, findings = find_callable(path, spec.use, kind)
-    yield from findings
-    if not findings:
-        count = positional(found)
-        yield from check_arguments(
-            path, spec.use, found, spec.kwargs, positional=count, given=given
-        )
+    yield from findings or check_arguments(
+        path, spec.use, found, spec.kwargs, positional=positional(found), given=given
+    )
 
 
 def check_arguments(

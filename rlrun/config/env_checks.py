@@ -120,10 +120,8 @@ def check_env(env: EnvSpec, *, several: bool = False) -> Iterator[Finding]:
         path = registry.SHIPPED_ENVS.get(env.use, env.use)
         kind = None if path in registry.SHIPPED_ENVS.values() else "environment"
         creator, findings = find_callable(("env", "use"), path, kind)
-        yield from findings
-        if not findings:
-            any_name = registry.takes_a_config(env.use, creator)
-            yield from _check_creator(env, creator, any_name=any_name)
+        any_name = registry.takes_a_config(env.use, creator)
+        yield from findings or _check_creator(env, creator, any_name=any_name)
     else:
         yield from _check_gymnasium_id(env)
         if several:

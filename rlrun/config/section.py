@@ -63,10 +63,6 @@ def _adapted(value: Any, annotation: Any) -> Any:
     )
 
 
-def _as_one_of_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str | dict) else value
-
-
 MOST = 10**9
 """The greatest number that settings take, unless their meaning sets a tighter bound."""
 
@@ -135,5 +131,8 @@ class UseSpec(CodeSection):
     """A registered name, or an import path "package.module:attribute"."""
 
 
-UseSpecs = Annotated[tuple[UseSpec, ...], BeforeValidator(_as_one_of_many)]
+UseSpecs = Annotated[
+    tuple[UseSpec, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str | dict) else value),
+]
 """Several classes or functions in their order; a single one needs no list around it."""

@@ -155,9 +155,7 @@ def _problem(node: Any) -> str | None:
     if len(node) > 1:
         return f"expected one distribution for a setting, got {' and '.join(node)}"
     (kind,) = node
-    if kind not in KINDS:
-        return no_such("distribution", kind, KINDS)
-    return None
+    return None if kind in KINDS else no_such("distribution", kind, KINDS)
 
 
 def _wrong_arguments(kind: str, arguments: Any) -> str | None:

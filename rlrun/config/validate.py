@@ -105,7 +105,11 @@ def validated(
         for item in error.errors(include_url=False):
             groups.setdefault(_data_path(item, data), []).append(item)
         return None, [
-            Finding((*prefix, *path, *_detail(items)), _message(schema, path, items, training))
+            # The place of an error within a schedule is in its context.
+            Finding(
+                (*prefix, *path, *items[0].get("ctx", {}).get("at", ())),
+                _message(schema, path, items, training),
+            )
             if items[0]["type"] != "extra_forbidden"
             else Finding((*prefix, *path), unknown_key((*prefix, *path), training))
             for path, items in groups.items()
@@ -126,11 +130,6 @@ def _data_path(item: Any, data: Any) -> Path:
             continue
         path.append(part)
     return tuple(path)
-
-
-def _detail(items: list[Any]) -> Path:
-    """Place of the error within a schedule."""
-    return tuple(items[0]["ctx"]["at"]) if items[0]["type"] == "schedule" else ()
 
 
 def _message(

@@ -95,28 +95,22 @@ class RunEntry:
         outcome = str(self.meta.get("outcome")) if self.meta else "damaged"
         return "killed" if outcome == "running" else outcome
 
-    @cached_property
-    def _state_and_reason(self) -> tuple[str, str]:
-        state, damage = self._noted_state, self._settings_and_damage[1]
-        if state == "running":
-            return state, ""
-        if state == "damaged" or damage is not None:
-            return "damaged", damage or f"{self._folder.meta}: missing or damaged"
-        if state == "killed":
-            return state, "its process is gone"
-        return state, str(last_session(self.meta).get("reason") or "")
-
     @property
     def state(self) -> str:
         """The outcome in meta.json; ``killed`` if the process ended without one; else ``running``,
         or ``damaged``.
         """
-        return self._state_and_reason[0]
+        noted = self._noted_state
+        return noted if noted == "running" or self._settings_and_damage[1] is None else "damaged"
 
     @property
     def reason(self) -> str:
         """Why it ended, or what is damaged."""
-        return self._state_and_reason[1]
+        if self.state == "damaged":
+            return self._settings_and_damage[1] or f"{self._folder.meta}: missing or damaged"
+        if self.state == "killed":
+            return "its process is gone"
+        return "" if self.state == "running" else str(last_session(self.meta).get("reason") or "")
 
     @cached_property
     def _goal(self) -> "_Goal":
@@ -170,8 +164,9 @@ class RunEntry:
 
     def matches(self, filters: Mapping[str, str]) -> bool:
         """Whether settings, and ``state``, equal values or match patterns, by address."""
-        wanted = filters.get("state")
-        if wanted is not None and not self._is_in_state(wanted):
+        wanted, possible = filters.get("state"), (self._noted_state, "damaged")
+        # Settings, which may be damaged, are read only if the state depends on them.
+        if wanted is not None and not any(_fits(state, wanted) for state in possible):
             return False
         for address, wanted in filters.items():
             try:
@@ -181,11 +176,6 @@ class RunEntry:
             if not _fits(value, wanted):
                 return False
         return True
-
-    def _is_in_state(self, wanted: str) -> bool:
-        """Whether the state matches; settings, which may be damaged, are read if they matter."""
-        possible = (self._noted_state, "damaged")
-        return any(_fits(state, wanted) for state in possible) and _fits(self.state, wanted)
 
     def members_like(self, filters: Mapping[str, str]) -> list["RunEntry"]:
         """The members that match."""
