@@ -28,7 +28,7 @@ from rlrun.algorithms.replay_settings import (
 from rlrun.algorithms.result import Result
 from rlrun.algorithms.sequence_replay import sequence_errors
 from rlrun.algorithms.targets import TargetNetwork
-from rlrun.config.batch_arithmetic import short_fragment_lengths
+from rlrun.config.batch_arithmetic import fragment_lengths
 from rlrun.config.memory_checks import check_fits
 from rlrun.config.schedules import value_at
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig, ExplorationConfig
@@ -171,7 +171,7 @@ class Replay(Generic[U]):
             if self._planned_for is None:
                 self.require_memory()
             size, self._planned_for = algorithm.training.train_batch_size, settings
-            self._rounds = short_fragment_lengths(size, settings, algorithm.round_steps)
+            self._rounds = fragment_lengths(size, settings, algorithm.round_steps)
         rounds, counted = self._rounds, algorithm.progress.counted_steps
         end = counted + algorithm.training.train_batch_size
         for lengths, next_lengths in zip(rounds, [*rounds[1:], rounds[0]], strict=True):

@@ -80,9 +80,9 @@ class CheckpointFolder:
         directory = self.path / directory_name(checkpoint.iteration)
         write_checkpoint(directory, checkpoint)
         self._scores[checkpoint.iteration] = self._score(checkpoint.row)
-        self._link(LATEST, checkpoint.iteration)
+        replace_link(self.path / LATEST, directory.name)
         if self.best is not None:
-            self._link(BEST, self.best)
+            replace_link(self.path / BEST, directory_name(self.best))
         self._remove_surplus()
         return directory
 
@@ -113,9 +113,6 @@ class CheckpointFolder:
     def _remove(self, iteration: int) -> None:
         remove_directory(self.path / directory_name(iteration))
         del self._scores[iteration]
-
-    def _link(self, name: str, iteration: int) -> None:
-        replace_link(self.path / name, directory_name(iteration))
 
 
 def directory_name(iteration: int) -> str:

@@ -7,45 +7,28 @@ from math import gcd
 from rlrun.config.schema import EnvRunnersConfig
 
 
-def fragment_lengths(train_batch_size: int, settings: EnvRunnersConfig) -> list[list[int]]:
+def fragment_lengths(
+    train_batch_size: int, settings: EnvRunnersConfig, least_steps: int | None = None
+) -> list[list[int]]:
     """Steps of each sub-environment, by round of sampling and runner; they add up exactly.
 
-    With "auto" there is one round, and the first runners take one step more if the batch does not
-    divide evenly. `fragment_problems` must have found nothing.
+    Whole episodes take at most these rounds, if each fits a fragment. With "auto" the first runners
+    take one step more if the batch does not divide evenly. `fragment_problems` must have found
+    nothing.
+
+    Args:
+        least_steps: fewest env steps of a round with "auto", all runners together, which makes many
+            short rounds, for learning between them; None makes one round.
     """
     runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
     length = settings.rollout_fragment_length
+    each = -(-(least_steps or train_batch_size) // (runners * envs)) if length == "auto" else length
     if settings.batch_mode == "complete_episodes":
-        each = -(-train_batch_size // (envs * runners)) if length == "auto" else length
-        return _lower_bounds(train_batch_size, settings, each)
-    if length == "auto":
-        whole, rest = divmod(train_batch_size // envs, runners)
-        return [[whole + (runner < rest) for runner in range(runners)]]
-    return [[length] * runners] * (train_batch_size // (length * envs * runners))
-
-
-def _lower_bounds(size: int, settings: EnvRunnersConfig, each: int) -> list[list[int]]:
-    """The most rounds of whole episodes that a batch may take, if each episode fits a fragment."""
-    runners = max(settings.num_env_runners, 1)
-    num_rounds = -(-size // (each * settings.num_envs_per_env_runner * runners))
-    return [[each] * runners] * num_rounds
-
-
-def short_fragment_lengths(
-    train_batch_size: int, settings: EnvRunnersConfig, least_steps: int
-) -> list[list[int]]:
-    """Like `fragment_lengths`, but "auto" makes many short rounds, for learning between them.
-
-    Args:
-        least_steps: fewest env steps of a round with "auto", all runners together.
-    """
-    if settings.rollout_fragment_length != "auto":
-        return fragment_lengths(train_batch_size, settings)
-    runners, envs = max(settings.num_env_runners, 1), settings.num_envs_per_env_runner
-    if settings.batch_mode == "complete_episodes":
-        return _lower_bounds(train_batch_size, settings, -(-least_steps // (runners * envs)))
+        return [[each] * runners] * -(-train_batch_size // (each * envs * runners))
+    if length != "auto":
+        return [[each] * runners] * (train_batch_size // (each * envs * runners))
     per_env = train_batch_size // envs
-    num_rounds = max(per_env // (runners * -(-least_steps // (runners * envs))), 1)
+    num_rounds = max(per_env // (runners * each), 1)
     ends = [per_env * i // num_rounds for i in range(num_rounds + 1)]
     rounds = [divmod(end - begin, runners) for begin, end in pairwise(ends)]
     return [[whole + (runner < rest) for runner in range(runners)] for whole, rest in rounds]

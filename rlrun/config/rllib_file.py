@@ -307,9 +307,10 @@ class _Translator(RLlibSettings):
     def _arguments(self, name: str, env: Any) -> dict[str, Any]:
         """The arguments of the environment under rlrun's names."""
         node = self.values.pop(name, None)
-        given = {} if node is None else node.plain()
+        if node is None:
+            return {}
+        given = node.plain()
         if not isinstance(given, dict):
-            assert node is not None
             self.refuse(node, f"config.{name}", "expected keys and values")
             return {}
         if env not in tables()["envs"].values():
@@ -319,7 +320,6 @@ class _Translator(RLlibSettings):
         for key, value in arguments.items():
             new = tables()["env_arguments"].get(key, key)
             if new is None:
-                assert node is not None
                 self.ignore(node, f"config.{name}.{key}", f"{env} has no such argument")
             else:
                 renamed[new] = value

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.config.batch_arithmetic import fragment_problems, short_fragment_lengths
+from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems
 from rlrun.config.schema import EnvRunnersConfig
 
 
@@ -21,7 +21,7 @@ def env_steps(rounds: list[list[int]], envs: int) -> int:
 def test_short_rounds_add_up_and_none_is_empty(runners, envs, more, least):
     batch = envs * (max(runners, 1) + more)
     settings = EnvRunnersConfig(num_env_runners=runners, num_envs_per_env_runner=envs)
-    rounds = short_fragment_lengths(batch, settings, least)
+    rounds = fragment_lengths(batch, settings, least)
     assert env_steps(rounds, envs) == batch
     assert all(length >= 1 for lengths in rounds for length in lengths)
     assert all(len(lengths) == max(runners, 1) for lengths in rounds)
@@ -32,7 +32,7 @@ def test_short_rounds_add_up_and_none_is_empty(runners, envs, more, least):
 @pytest.mark.parametrize(("length", "rounds"), [("auto", 16), (2, 8)])
 def test_a_given_fragment_length_decides(length, rounds):
     settings = EnvRunnersConfig(num_envs_per_env_runner=4, rollout_fragment_length=length)
-    assert len(short_fragment_lengths(64, settings, 4)) == rounds
+    assert len(fragment_lengths(64, settings, 4)) == rounds
 
 
 @pytest.mark.parametrize(

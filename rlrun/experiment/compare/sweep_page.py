@@ -15,7 +15,7 @@ from rlrun.experiment.report.numbers import short
 from rlrun.experiment.report.tables import Table
 from rlrun.experiment.report.web_page import WebPage
 from rlrun.experiment.run_folder import RunFolderError, plain_settings
-from rlrun.experiment.sweep.effects import effects_of, positions
+from rlrun.experiment.sweep.effects import effects_of
 from rlrun.experiment.sweep.report import trial_table
 from rlrun.experiment.sweep.trials import SweepFolder, TrialTable
 
@@ -76,6 +76,6 @@ def _add_settings(page: WebPage, table: TrialTable, metric: str) -> None:
     )
     page.charts(effect.chart(metric, table.best()) for effect in effects)
     scores = [trial.score or 0.0 for trial in effects[0].trials]
-    last = Axis(metric, short(min(scores)), short(max(scores)), positions(scores))
+    last = Axis(metric, short(min(scores)), short(max(scores)), scores)
     axes = [*(effect.axis() for effect in effects), last]
     page.parallel("All settings of each trial, coloured by the score", axes)

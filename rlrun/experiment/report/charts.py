@@ -86,8 +86,8 @@ class Axis:
     """Text at the bottom."""
     high: str
     """Text at the top."""
-    positions: Sequence[float]
-    """Position of each line on the axis, 0 to 1."""
+    values: Sequence[float]
+    """Value of each line."""
 
 
 def ticks(low: float, high: float) -> list[float]:

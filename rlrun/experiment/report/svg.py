@@ -95,8 +95,8 @@ def parallel_figure(title: str, axes: Sequence[Axis]) -> str:
             parts.append(f'<text x="{x}" y="{y}" text-anchor="middle"{name}>{escape(text)}</text>')
         ends = f'y1="{top}" y2="{top + height}"'
         parts.append(f'<line x1="{x}" x2="{x}" {ends} stroke="var(--line)"/>')
-    lines = sorted(zip(*(axis.positions for axis in axes), strict=True), key=lambda line: line[-1])
-    for line in lines:
+    shares = [[_share(x, min(axis.values), max(axis.values)) for x in axis.values] for axis in axes]
+    for line in sorted(zip(*shares, strict=True), key=lambda line: line[-1]):
         points = " ".join(
             f"{x:.1f},{top + height * (1.0 - share):.1f}" for x, share in zip(at, line, strict=True)
         )

@@ -88,16 +88,8 @@ class Effect:
     def axis(self) -> Axis:
         """The axis of the setting among parallel coordinates."""
         names = self.names or (short(min(self.numbers)), short(max(self.numbers)))
-        numbers = np.log10(self.numbers) if self._over_decades else np.array(self.numbers)
-        return Axis(self.address, names[0], names[-1], positions(numbers))
-
-
-def positions(numbers: ArrayLike) -> list[float]:
-    """Where numbers are between the least and the greatest, 0 to 1, [N] -> [N]."""
-    found = np.asarray(numbers, np.float64)
-    width = np.ptp(found)
-    shares = (found - found.min()) / width if width else np.full(len(found), 0.5)
-    return [float(share) for share in shares]
+        numbers = np.log10(self.numbers).tolist() if self._over_decades else self.numbers
+        return Axis(self.address, names[0], names[-1], numbers)
 
 
 def _ranked(values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -264,7 +264,18 @@ class _Sweep:
         except KeyboardInterrupt:
             interrupts.cause = interrupts.cause or "SIGINT"
         self._require_folder()  # trials may have failed before anything else was written
-        return self._sum_up(interrupts.requested)
+        for trial in self.table.trials:
+            if trial.status == "running":
+                trial.status, trial.reason = "interrupted", "with the sweep"
+        shutil.rmtree(self.folder.tune, ignore_errors=True)  # first, as the disk may be full
+        self.table.save()
+        return SweepOutcome(
+            end="interrupted" if interrupts.requested else "finished",
+            folder=self.folder.path,
+            trials=tuple(self.table.trials),
+            best=write_best(self.folder, self.table),
+            plot=self._plot(),
+        )
 
     def _require_folder(self) -> None:
         if not self.folder.config.is_file():
@@ -320,7 +331,9 @@ class _Sweep:
             check_fits(self.plan.experiments, capacity_of_ray(f"the cluster at {self.address}"))
 
     def _identify(self, trial: Trial) -> dict[str, Any]:
-        creator = registry.ENVS.get(self.experiment.env.use)
+        creator, experiment = registry.ENVS.get(self.experiment.env.use), self.experiment
+        if self.plan.points:  # Optuna never varies resources
+            experiment = experiment_at(self._base, trial.settings, trial.seed)
         return {
             "sweep": os.path.abspath(self.folder.path),
             "cwd": os.getcwd(),
@@ -328,33 +341,14 @@ class _Sweep:
             "seed": trial.seed,
             "metric": self.table.metric,
             "scheduled": self.experiment.sweep.scheduler is not None,
-            "bundles": bundles_of(self._experiment_of(trial)),
+            "bundles": bundles_of(experiment),
             "envs": {} if creator is None else {self.experiment.env.use: creator},
         }
-
-    def _experiment_of(self, trial: Trial) -> ExperimentConfig:
-        if not self.plan.points:  # Optuna never varies resources
-            return self.experiment
-        return experiment_at(self._base, trial.settings, trial.seed)
 
     @cached_property
     def _base(self) -> Node:
         text = self.folder.config.read_text(encoding="utf-8")
         return base_of_points(text, str(self.folder.config))
-
-    def _sum_up(self, interrupted: bool) -> SweepOutcome:
-        for trial in self.table.trials:
-            if trial.status == "running":
-                trial.status, trial.reason = "interrupted", "with the sweep"
-        shutil.rmtree(self.folder.tune, ignore_errors=True)  # first, as the disk may be full
-        self.table.save()
-        return SweepOutcome(
-            end="interrupted" if interrupted else "finished",
-            folder=self.folder.path,
-            trials=tuple(self.table.trials),
-            best=write_best(self.folder, self.table),
-            plot=self._plot(),
-        )
 
     def _plot(self) -> Path | None:
         try:
