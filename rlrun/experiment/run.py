@@ -12,7 +12,7 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,20 +205,6 @@ def seed_of(experiment: ExperimentConfig) -> int:
     return experiment.seed
 
 
-def iterate(
-    algorithm: "Algorithm", stop: StopCriteria, interrupted: Callable[[], bool] = lambda: False
-) -> Iterator[dict[str, Any]]:
-    """Yield the result of each iteration; the one that ends the run is the last.
-
-    The consumer's work between two results counts in the wall time of the second.
-    """
-    while not interrupted():
-        result = algorithm.train()
-        yield result
-        if stop.reached(result):
-            return
-
-
 class RunSession:
     """One session of a run in its folder, used once: by `run`, or step by step."""
 
@@ -335,13 +321,16 @@ class RunSession:
 
     def _iterate(self, algorithm: "Algorithm", interrupts: Interrupts) -> Iterator[Row]:
         result: dict[str, Any] | None = None
-        for result in iterate(algorithm, self.stop, interrupts.look):
+        while not interrupts.look():
+            result = algorithm.train()
             row = self.end_iteration(algorithm, result)
             try:
                 yield row
             except GeneratorExit:  # the session ends as after a signal, with a checkpoint
                 if not self.done:
                     interrupts.cause = "the loop over the results was left"
+            if self.done:
+                break
         wanted = self.experiment.checkpoint.at_end or interrupts.requested
         if result is not None and (wanted or not self.folder.is_there()):
             self.save(algorithm, result)

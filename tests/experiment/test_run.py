@@ -25,9 +25,9 @@ from rlrun.checkpoint.checkpoint_folder import CheckpointFolder
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError, InputError
 from rlrun.experiment.report.sinks import DiskRefusedError
-from rlrun.experiment.run import RunSession, iterate, iterate_experiment, run_experiment
+from rlrun.experiment.run import RunSession, iterate_experiment, run_experiment
 from rlrun.experiment.run_folder import RunFolder, RunFolderError, is_in_use
-from rlrun.experiment.stopping import ENDING_SIGNALS, StopCriteria
+from rlrun.experiment.stopping import ENDING_SIGNALS
 
 pytestmark = pytest.mark.usefixtures("saving")
 
@@ -414,10 +414,3 @@ def test_plain_prints_one_line_an_iteration(capsys):
     out = capsys.readouterr().out.splitlines()
     assert out[0].endswith("trains on CartPole-v1, seed 3, in run")
     assert [line.split()[0] for line in out[1:7]] == ["1", "2", "3", "4", "5", "6"]
-
-
-def test_iterate_yields_the_stopping_result_last():
-    algorithm = counting_algorithm.CountingAlgorithm(load_experiment("fake.yaml"))
-    stop = StopCriteria({"env_steps": 250}, smoothing_episodes=1)
-    assert [result["env_steps"] for result in iterate(algorithm, stop)] == [100, 200, 300]
-    assert list(iterate(algorithm, stop, lambda: True)) == []

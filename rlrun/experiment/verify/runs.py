@@ -147,7 +147,7 @@ class _Process:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - finish() closes it
         run.log.parent.mkdir(parents=True, exist_ok=True)
         with run.log.open("ab") as log:
-            self._popen = subprocess.Popen(
+            self.popen = subprocess.Popen(
                 [*rlrun, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -156,24 +156,12 @@ class _Process:
                 start_new_session=True,
             )
 
-    def ended(self) -> bool:
-        return self._popen.poll() is not None
-
-    def interrupt(self) -> None:
-        """Ask it to save and end."""
-        if not self.ended():
-            self._popen.send_signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        self._popen.kill()
-        self._popen.wait()
-
     def finish(self) -> str | None:
         """Store the output, and return the reason if the command failed."""
         self._output.seek(0)
         text = self._output.read().decode(errors="replace")
         self._output.close()
-        if self._popen.returncode != 0:
+        if self.popen.returncode != 0:
             return self._why_it_failed()
         if self.words[0] == "rollout":
             replace_text(self.run.evaluation, text)
@@ -188,7 +176,7 @@ class _Process:
             return str(session["reason"])
         lines = self.run.log.read_text(encoding="utf-8", errors="replace").splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "")
-        return last or f"exit code {self._popen.returncode}"
+        return last or f"exit code {self.popen.returncode}"
 
 
 class RunQueue:
@@ -223,7 +211,8 @@ class RunQueue:
                     yield from self._collect()
             except BaseException:
                 for process in self._running:
-                    process.kill()
+                    process.popen.kill()
+                    process.popen.wait()
                 raise
 
     def _start(self) -> Iterator[Ended]:
@@ -247,7 +236,7 @@ class RunQueue:
                 self._running.append(_Process(run, self._rlrun, words))
 
     def _collect(self) -> Iterator[Ended]:
-        for process in [process for process in self._running if process.ended()]:
+        for process in [each for each in self._running if each.popen.poll() is not None]:
             self._running.remove(process)
             error = process.finish()
             run = process.run
@@ -262,4 +251,4 @@ class RunQueue:
         self.interrupted = True
         self.notice(f"{name}: waiting for the runs to save; a second signal stops them at once")
         for process in self._running:
-            process.interrupt()
+            process.popen.send_signal(signal.SIGINT)  # which has no effect on one that has ended
