@@ -173,9 +173,10 @@ def numbers_of(
 
 def refuse_with_resume(what: str, **options: object) -> None:
     """Raise if ``--resume`` is combined with options that only apply to a new folder."""
-    names = [name if name.isupper() else f"--{name.replace('_', '-')}" for name in options]
     given = [
-        name for name, value in zip(names, options.values(), strict=True) if value not in (None, [])
+        name if name.isupper() else f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if value is not None
     ]
     if given:
         raise typer.BadParameter(

@@ -28,15 +28,14 @@ STOP_KEYS: dict[str, str] = {
     "num_env_steps_trained_throughput_per_sec": "agent_steps_trained_per_s",
     "num_env_steps_sampled_throughput_per_sec": "env_steps_per_s",
     **{
-        f"{group}{sampled}episode_{old}": f"{group}episode_{new}"
+        f"{group}{sampled}episode_{old}": f"{group}episode_{old.replace('reward', 'return')}"
         for group in ("", "evaluation/")
         for sampled in ("", "sampler_results/", "env_runners/")
-        for old, new in (
-            *((f"reward_{kind}", f"return_{kind}") for kind in ("mean", "min", "max")),
-            *((f"return_{kind}", f"return_{kind}") for kind in ("mean", "min", "max")),
-            ("len_mean", "len_mean"),
+        for old in (
+            *(f"{x}_{y}" for x in ("reward", "return") for y in ("mean", "min", "max")),
+            "len_mean",
         )
-        if f"{sampled}episode_{old}" != f"episode_{new}"
+        if sampled or "reward" in old
     },
     "rollout/ep_rew_mean": "episode_return_mean",
     "rollout/ep_len_mean": "episode_len_mean",

@@ -91,12 +91,7 @@ def _with(node: Node, path: Path, value: Node) -> Node:
 
 
 class _Translator(RLlibSettings):
-    """The translation of one experiment.
-
-    Args:
-        name: name of the experiment.
-        experiment: keys and values of the experiment, without grids.
-    """
+    """The translation of one experiment, whose keys and values have no grids."""
 
     def __init__(self, name: str, experiment: Node) -> None:
         super().__init__(name)
@@ -132,8 +127,6 @@ class _Translator(RLlibSettings):
             node = self.values.pop(name)
             if node.origin != RLLIB_DEFAULT:
                 self.refuse(node, f"config.{name}", f"{self.run} has no such key")
-
-    # Keys
 
     def _run(self, node: Node) -> None:
         run = node.value
@@ -250,8 +243,6 @@ class _Translator(RLlibSettings):
         names += [*retired.table("successors"), *retired.table("no_effect")]
         return f"unknown key{suggestion(key, names)}"
 
-    # Environment and agents
-
     def _agents(self) -> None:
         """Translate arguments of environments, and the policies of several agents."""
         name, policies = self.value("env"), self.values.pop("multiagent.policies", None)
@@ -325,8 +316,6 @@ class _Translator(RLlibSettings):
                 renamed[new] = value
         return renamed
 
-    # Grids
-
     def vary(self, path: Path, node: Node, variants: Sequence["_Translator"]) -> None:
         """Vary the setting that the values of a grid change."""
         if path == ("config", "seed"):
@@ -351,13 +340,10 @@ class _Translator(RLlibSettings):
             space.value[name] = Node({"grid": from_plain(grid, node.origin)}, node.origin)
 
     def finished(self) -> Translation:
-        """The translation. Raises ConfigError if there were problems."""
-        self._finish_sweep()
-        run = self.experiment.value.get("run", self.experiment)
-        return self.finish(self.experiment.origin, run.origin, self.algorithm)
+        """The translation. Raises ConfigError if there were problems.
 
-    def _finish_sweep(self) -> None:
-        """Add the section `sweep`; `rlrun train` takes the first seed and the first values."""
+        Of its section `sweep`, `rlrun train` takes the first seed and the first values.
+        """
         space, seeds = self.sweep.get("space"), self.sweep.get("seeds")
         if space is not None and not space.value:
             del self.sweep["space"]
@@ -366,6 +352,8 @@ class _Translator(RLlibSettings):
         if self.sweep:
             self.values["sweep"] = Node(self.sweep, self.experiment.origin)
             self.sources["sweep"] = _GRID
+        run = self.experiment.value.get("run", self.experiment)
+        return self.finish(self.experiment.origin, run.origin, self.algorithm)
 
 
 _UNREAD = [f"evaluation.env_runners.{name}" for name in UNREAD_IN_EVALUATION]

@@ -53,9 +53,6 @@ def chosen_entry(tree: Node, name: str | None, noun: str) -> str:
 class OldSettings:
     """The settings of one experiment of an old file.
 
-    Args:
-        name: name of the experiment.
-
     Attributes:
         library: name of the library.
         default: origin of values that are the library's defaults.

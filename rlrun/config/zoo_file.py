@@ -131,8 +131,6 @@ class _ZooSettings(OldSettings):
         else:
             self.ignore(node, key, _tables()["without_effect"][key])
 
-    # Environment
-
     def _env(self) -> None:
         if self.name in _tables()["stand_for"]:
             what = _tables()["stand_for"][self.name]
@@ -185,8 +183,6 @@ class _ZooSettings(OldSettings):
             self.derive("env_runners.observation_filter", "MeanStdFilter", "normalize")
         if wanted and settings.get("norm_reward", True):
             self.derive("connectors.normalize_rewards", True, "normalize")
-
-    # Networks and learning
 
     def _model(self) -> None:
         node, layers = self.values["net_arch"], self.value("net_arch")

@@ -149,8 +149,7 @@ class Comparison:
 
     def improvement(self, better: Configuration, other: Configuration) -> Estimate:
         """Probability that a run of one configuration ends better than one of another."""
-        sign = 1.0 if self.mode == "max" else -1.0
-        scores = (sign * better.finals, sign * other.finals)
+        scores = (better.sign * better.finals, other.sign * other.finals)
         value = float(probability_of_improvement(*scores))
         if min(map(len, scores)) < MIN_RUNS:
             return Estimate(value)

@@ -154,28 +154,24 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 def _configuration_json(comparison: Comparison, each: Configuration) -> dict[str, Any]:
     middle, low, high = (bound.tolist() for bound in each.band())
-    reached = each.median_reached(comparison.threshold)
+    steps, seconds = each.median_reached(comparison.threshold) or (None, None)
     return {
         "name": each.name,
         "settings": dict(each.settings),
         "final": vars(each.final),
         "area": vars(each.area),
-        "env_steps_to_threshold": None if reached is None else reached[0],
-        "seconds_to_threshold": None if reached is None else reached[1],
+        "env_steps_to_threshold": steps,
+        "seconds_to_threshold": seconds,
         "at": [{"env_steps": int(steps), **vars(each.at(steps))} for steps in comparison.at],
         "thresholds": [
-            {"threshold": threshold, **_medians(each.median_reached(threshold))}
+            {"threshold": threshold, "env_steps": steps, "seconds": seconds}
             for threshold in comparison.thresholds
+            for steps, seconds in (each.median_reached(threshold) or (None, None),)
         ],
         "runs": list(run_rows(each, comparison.threshold)),
         "curve": {"env_steps": each.grid.tolist(), "iqm": middle, "low": low, "high": high},
         "profile": comparison.profile(each).tolist(),
     }
-
-
-def _medians(reached: tuple[float, float] | None) -> dict[str, float | None]:
-    steps, seconds = reached or (None, None)
-    return {"env_steps": steps, "seconds": seconds}
 
 
 def run_rows(configuration: Configuration, threshold: float) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ it is called (console.py).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -46,23 +46,8 @@ _LEARNER_STATISTICS = {
 def draw(state: ConsoleState, width: int) -> RenderableType:
     """Draw one frame, at most ``width`` columns wide."""
     width = min(width, WIDEST)
-    room = width - 4 - _LABEL_WIDTH
-    rows: list[tuple[str, Text] | None] = []
-    if state.result is None:
-        rows.append(("", Text(f"{state.status} …", style="italic")))
-    else:
-        rows += [("return", _returns(state, room)), ("episodes", _episodes(state))]
-        rows.append(None)
-    rows += _criteria(state, room)
-    if state.result is not None:
-        rows += [None, ("speed", _speed(state)), ("time", _time_bar(state, room))]
-        rows.append(("", _time_legend(state, room)))
-        rows += [("learner", text) for text in _learner(state, room)]
-        rows += [("runners", text) for text in _runners(state)]
-        rows += [("evaluated", text) for text in _evaluation(state)]
-        rows += [("saved", text) for text in _saved(state)]
     return Panel(
-        _lines(rows),
+        _lines(_rows(state, width - 4 - _LABEL_WIDTH)),
         title=_title(state),
         title_align="left",
         subtitle=Text(_shortened(state.header.folder, width - 8), style="dim"),
@@ -85,10 +70,35 @@ def picture(header: RunHeader, results: Iterable[Mapping[str, Any]], title: str)
     return re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)  # fonts from the web
 
 
-def _lines(rows: Sequence[tuple[str, Text] | None]) -> Text:
+def _rows(state: ConsoleState, room: int) -> Iterator[tuple[str, Text]]:
+    """Label and content of each row."""
+    if state.result is None:
+        yield "", Text(f"{state.status} …", style="italic")
+        yield from _criteria(state, room)
+        return
+    yield "return", _returns(state, room)
+    yield "episodes", _episodes(state)
+    yield "", Text()
+    yield from _criteria(state, room)
+    yield "", Text()
+    yield "speed", _speed(state)
+    yield "time", _time_bar(state, room)
+    yield "", _time_legend(state, room)
+    for text in _learner(state, room):
+        yield "learner", text
+    if (healthy := state.value("env_runners/healthy")) is not None and state.header.num_env_runners:
+        yield "runners", _runners(state, int(healthy))
+    if state.evaluation is not None:
+        yield "evaluated", _evaluation(*state.evaluation)
+    if state.saved is not None:
+        best = f" · best {state.best_saved}" if state.best_saved else ""
+        yield "saved", Text(f"checkpoint {state.saved}{best}")
+
+
+def _lines(rows: Iterable[tuple[str, Text]]) -> Text:
     """All rows as one text; a rich table would take three times as long to draw."""
     lines = []
-    for label, content in (row or ("", Text()) for row in rows):
+    for label, content in rows:
         lines.append(Text(f"{label:<{_LABEL_WIDTH}}", style="bright_black").append_text(content))
     text = Text("\n").join(lines)
     text.no_wrap, text.overflow = True, "ellipsis"
@@ -224,35 +234,18 @@ def _learner(state: ConsoleState, room: int) -> list[Text]:
     return rows
 
 
-def _runners(state: ConsoleState) -> list[Text]:
-    count = state.header.num_env_runners
-    if count == 0:
-        return []
-    healthy = state.value("env_runners/healthy")
-    restarts = state.value("env_runners/restarts") or 0
-    if healthy is None:
-        return []
+def _runners(state: ConsoleState, healthy: int) -> Text:
+    count, restarts = state.header.num_env_runners, state.value("env_runners/restarts") or 0
     style = "default" if healthy >= count else "bold red"
-    text = Text(f"{int(healthy)} of {count} healthy", style=style)
-    plural = "" if restarts == 1 else "s"
-    note = f" · {int(restarts)} restart{plural}"
-    return [text.append(note, "yellow" if restarts else "default")]
+    text = Text(f"{healthy} of {count} healthy", style=style)
+    note = f" · {int(restarts)} restart{'' if restarts == 1 else 's'}"
+    return text.append(note, "yellow" if restarts else "default")
 
 
-def _evaluation(state: ConsoleState) -> list[Text]:
-    if state.evaluation is None:
-        return []
-    iteration, mean, spread = state.evaluation
+def _evaluation(iteration: int, mean: float, spread: float | None) -> Text:
     text = Text(two_decimals(mean), style="bold green")
     text.append("" if spread is None else f" ± {two_decimals(spread)}", "default")
-    return [text.append(f" at iteration {iteration:,}", "default")]
-
-
-def _saved(state: ConsoleState) -> list[Text]:
-    if state.saved is None:
-        return []
-    best = f" · best {state.best_saved}" if state.best_saved else ""
-    return [Text(f"checkpoint {state.saved}{best}")]
+    return text.append(f" at iteration {iteration:,}", "default")
 
 
 def _shortened(path: Path, width: int) -> str:
