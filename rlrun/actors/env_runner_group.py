@@ -19,7 +19,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlrun.config.old_names import OldNames
+from rlrun.config.retired import OldNames
 from rlrun.config.schema import FaultToleranceConfig
 from rlrun.data.sample_batch import MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import Role

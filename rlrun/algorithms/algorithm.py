@@ -36,8 +36,8 @@ from rlrun.checkpoint.checkpoint_folder import algorithm_at
 from rlrun.checkpoint.initial_weights import Sources, begin_with, read_sources
 from rlrun.config.batch_arithmetic import fragment_lengths, fragment_problems, stream_problems
 from rlrun.config.builder import AlgorithmConfig, experiment_of
-from rlrun.config.old_names import OF_ALGORITHMS, OldNames
 from rlrun.config.policies import PolicySettings, addressed_settings
+from rlrun.config.retired import OF_ALGORITHMS, OldNames
 from rlrun.config.schema import ExperimentConfig, TrainingConfig
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch, concat_samples

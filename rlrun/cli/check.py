@@ -146,13 +146,9 @@ def _check(file: str, overrides: "Sequence[str]") -> _Checked:
 
 
 def _build(experiment: "ExperimentConfig") -> int | None:
-    """Build the environment and the networks, and act once.
+    """Build the environment and the networks, and act once; ConfigError if they do not fit.
 
-    Returns:
-        The bytes that full replay buffers take at least; None without replay.
-
-    Raises:
-        ConfigError: they do not fit, or a forward pass of the user's own network raises.
+    Returns the bytes that full replay buffers take at least; None without replay.
     """
     from rlrun.algorithms.replay import ReplayAlgorithm
     from rlrun.experiment.rollout import build_alone
@@ -169,11 +165,7 @@ def _build(experiment: "ExperimentConfig") -> int | None:
 
 
 def _act(algorithm: "Algorithm[Any]") -> None:
-    """Choose actions with each network of the user's own, for observations of its space.
-
-    Raises:
-        ConfigError: its forward pass raises.
-    """
+    """Act with each network of the user's own; ConfigError if its forward pass raises."""
     from rlrun.config.problems import ConfigError, misfit
     from rlrun.data.nested import has_action_mask
 

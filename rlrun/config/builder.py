@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final, Self
 
 from rlrun.config import retired
 from rlrun.config.loader import Loaded, load, load_tree, resolve
-from rlrun.config.old_names import OldNames
 from rlrun.config.problems import ConfigError, Origin, Problem
 from rlrun.config.registry import algorithm_class, code_name
 from rlrun.config.schema import ExperimentConfig, TrainingConfig, sections
@@ -44,7 +43,7 @@ _NO_ARGUMENTS = ("normalize_actions", "clip_actions", "clip_rewards", "disable_e
 """Settings that RLlib's `environment` takes; an environment with a config would swallow them."""
 
 
-class AlgorithmConfig(OldNames):
+class AlgorithmConfig(retired.OldNames):
     """Base of the algorithms' builders; a subclass sets `algorithm` and nothing else.
 
     Every method takes keys of its section as keyword arguments and returns the builder; other keys

@@ -137,11 +137,7 @@ def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, Poli
 
 
 def _laid_over(common: S, own: Mapping[str, Any]) -> S:
-    """The common section with a policy's own values for some keys.
-
-    Raises:
-        pydantic.ValidationError: one of these is invalid.
-    """
+    """The common section with a policy's own values; ValidationError if one of these is invalid."""
     if not own:
         return common
     return type(common).model_validate({**dict(common), **own})

@@ -1,13 +1,15 @@
 """Names of RLlib, Stable-Baselines3, CleanRL and Sample Factory, and what to use instead.
 
-Owns: the advice for a key of another library, from retired.yaml. RLlib's names also translate its
+Owns: the advice for a key of another library, from retired.yaml, and for an attribute of RLlib's
+classes. RLlib's names also translate its
 flat config dicts in the builder. The others only appear in messages, since most of them count
 something else. Must not know: the schema; a test holds that every new name exists in it.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from rlrun.config.registry import suggestion
 from rlrun.config.yaml_tree import read_tables
 
 Kind = Literal["successors", "no_effect", "rules", "other_libraries"]
@@ -60,6 +62,14 @@ VALUES: dict[tuple[str, str], str] = {
 }
 """(key, value) of RLlib -> what to write for the value."""
 
+OF_ALGORITHMS: Mapping[str, str] = {
+    **dict.fromkeys(("workers", "local_worker"), "use env_runner_group"),
+    "evaluation_workers": "use evaluator",
+    "get_policy": "use acting_policy()",
+    "compute_actions": "write acting_policy(num_envs=...).compute_actions(observations)",
+}
+"""Attribute of RLlib's algorithms -> what to use instead."""
+
 
 def table(kind: Kind) -> Mapping[str, str]:
     """Retired name -> what to use instead, or why it is not needed."""
@@ -97,3 +107,24 @@ def address_of(key: str, known: Mapping[str, Any]) -> str | None:
     # `explore` alone is about sampling, as in RLlib.
     owners = [name for name in owners if name != "evaluation"] or owners
     return f"{owners[0]}.{key}" if len(owners) == 1 else None
+
+
+class OldNames:
+    """Base of classes that replace RLlib's; a missing attribute raises an error with advice.
+
+    Attributes:
+        old_names: old name -> advice for the error message.
+    """
+
+    old_names: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # so that type checkers still report missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            advice = type(self).old_names.get(name)
+            if advice is None:
+                own = [known for known in dir(type(self)) if not known.startswith("_")]
+                hint = suggestion(name, own)
+            else:
+                hint = f": {advice}"
+            raise AttributeError(f"{type(self).__name__} has no {name!r}{hint}")

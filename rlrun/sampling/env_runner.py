@@ -17,9 +17,9 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
-from rlrun.config.old_names import OldNames
 from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import DEFAULT_COLLECTOR, import_object
+from rlrun.config.retired import OldNames
 from rlrun.data import columns as col
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from rlrun.data.seeding import (

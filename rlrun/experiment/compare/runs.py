@@ -103,11 +103,7 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
 
 
 def _points(path: Path, metric: str, window: int) -> Iterator[tuple[float, float, float, bool]]:
-    """Env steps, value, seconds, and whether the value counts, of each result that has all.
-
-    Raises:
-        InputError: as `read_run`, at the end.
-    """
+    """Env steps, value, seconds, and whether the value counts, of each result that has all."""
     row: Row = {}
     counts_env_steps = False
     for row in read_rows(RunFolder(path).metrics):

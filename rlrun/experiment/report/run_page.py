@@ -87,7 +87,6 @@ class _Results:
     """What the page shows of a run's results, in one pass over them.
 
     Attributes:
-        last: the last result.
         highest: the highest return.
         seconds: name of a timer -> its sum.
         series: title of a chart -> label of a curve -> its points.
