@@ -20,6 +20,9 @@ from rlrun.cli.arguments import (
     split_words,
 )
 
+_GROUP = "Train a group of runs: N seeds, counted from the experiment's own, or a range."
+Seeds = Annotated[str | None, typer.Option(metavar="N | FIRST-LAST", help=_GROUP)]
+
 
 def train(  # noqa: PLR0913 - one parameter for each option
     words: Words = None,
@@ -39,13 +42,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
         Path | None, typer.Option(help="Run folder; default: runs/<name>/<date>-<time>-s<seed>.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; short for seed=...")] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N | FIRST-LAST",
-            help="Train a group of runs: N seeds, counted from the experiment's own, or a range.",
-        ),
-    ] = None,
+    seeds: Seeds = None,
     address: Address = None,
     quiet: Quiet = False,
     plain: Plain = False,

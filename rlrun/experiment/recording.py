@@ -26,6 +26,8 @@ _INFO = "info"
 class StepLimit:
     """Ends the rollout after a number of env steps, over all sub-environments.
 
+    It is the last recorder, so that the others receive the last step, too.
+
     Raises:
         ValueError: the number is below 1.
     """

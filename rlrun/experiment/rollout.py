@@ -134,8 +134,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         episodes: number of episodes; None takes as many as the run's `evaluation`.
         steps: most env steps of the whole rollout, which then runs one episode at a time.
         seed: seed of the episodes; None takes the seed of the run's evaluation.
-        explore: sample actions instead of taking the most probable ones; None does what the run's
-            evaluation does.
+        explore: sample actions, or take the most probable ones; None: as in the run's evaluation.
         render: show the environment in a window, one episode at a time.
         video: folder for a video of each episode, one episode at a time.
         save: npz file for all transitions.
@@ -161,7 +160,6 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         def record(step: RecordedStep) -> bool:
             if render:  # cheap for environments that already render in `step`
                 runner.envs.render()
-            # The limit comes last: all others receive the step that ends the rollout.
             return any(recorder(step) for recorder in recorders)
 
         seed, recorder = algorithm.evaluator.seed(), record if recorders or render else None

@@ -14,7 +14,6 @@ MIN_FILE_LINES = 60
 # Files below MIN_FILE_LINES -> why they stand alone.
 SMALL_FILES = {
     **{f"cli/{name}.py": "one file a command" for name in ("export", "report", "rollout")},
-    "config/old_names.py": "the base of classes in four rooms",
     "envs/remote_env.py": "imports Ray, which the other environments do without",
     "experiment/report/numbers.py": "imports nothing, so that all reports and messages can use it",
     "sampling/sampling_loop.py": "one step of sampling, where reading begins",
