@@ -89,10 +89,8 @@ def _facts(file: Path) -> tuple[str, str, str, str]:
         data, header = read_file(file).plain(), file.read_text(encoding="utf-8")
         env = data.get("env", "")
         noted = dict(re.findall(r"^# (reached|time): (.+)$", header, re.MULTILINE))
-        use = env.get("use", "") if isinstance(env, dict) else env
-        facts = data.get("algorithm", ""), use, noted.get("reached", ""), noted.get("time", "")
-        algorithm, env, reached, time = map(str, facts)
-        return algorithm, env.rpartition(":")[2], reached, time
+        use = str(env.get("use", "") if isinstance(env, dict) else env).rpartition(":")[2]
+        return str(data.get("algorithm", "")), use, noted.get("reached", ""), noted.get("time", "")
     return "", "", "", ""
 
 

@@ -286,8 +286,7 @@ class AlgorithmConfig(retired.OldNames):
             raise ConfigError([Problem(self._origin, "algorithm", message)])
 
     def _training_class(self) -> type[TrainingConfig]:
-        training: type[TrainingConfig] = algorithm_class(self.algorithm).Training
-        return training
+        return algorithm_class(self.algorithm).Training
 
     def _check_open(self) -> None:
         if self._frozen:

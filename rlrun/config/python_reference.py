@@ -55,14 +55,10 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
     yield f"```text\n{inspect.getdoc(thing) or ''}\n```\n"
     if not inspect.isclass(thing):
         return
-    methods = {
-        method: member
-        for method, member in vars(thing).items()
-        if not method.startswith("_") and inspect.isfunction(member)
-    }
-    for method, member in methods.items():
-        summary = (inspect.getdoc(getattr(thing, method)) or "").partition("\n")[0]
-        yield f"- `{method}{_parameters(member)}`: {summary}"
+    for method, member in vars(thing).items():
+        if not method.startswith("_") and inspect.isfunction(member):
+            summary = (inspect.getdoc(getattr(thing, method)) or "").partition("\n")[0]
+            yield f"- `{method}{_parameters(member)}`: {summary}"
     yield ""
 
 

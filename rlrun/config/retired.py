@@ -73,8 +73,7 @@ OF_ALGORITHMS: Mapping[str, str] = {
 
 def table(kind: Kind) -> Mapping[str, str]:
     """Retired name -> what to use instead, or why it is not needed."""
-    found: Mapping[str, str] = read_tables("retired.yaml")[kind]
-    return found
+    return read_tables("retired.yaml")[kind]
 
 
 def advice(name: str) -> str | None:

@@ -13,7 +13,7 @@ from rlrun.config import retired
 from rlrun.config.describe import describe, describe_field, describe_value, hint
 from rlrun.config.problems import Finding, Path, join
 from rlrun.config.registry import ImportPathError, algorithm_class, nearest
-from rlrun.config.schema import ExperimentConfig, Section, TrainingConfig, sections
+from rlrun.config.schema import ExperimentConfig, TrainingConfig, sections
 from rlrun.config.section import MOST
 
 
@@ -21,7 +21,8 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
     """The experiment that plain data describes, or its problems in the schema's order."""
     if not isinstance(data, dict):
         return None, [Finding((), f"expected keys and values, got {describe_value(data)}")]
-    data = {key: {} if value is None and _is_section(key) else value for key, value in data.items()}
+    known = sections(TrainingConfig).keys() - {"", "env"}
+    data = {key: {} if value is None and key in known else value for key, value in data.items()}
     training_class, findings = _training_class(data.get("algorithm"))
     given = data.get("training", {})
     if training_class is None and isinstance(given, dict):  # what all algorithms have is known
@@ -32,8 +33,8 @@ def validate(data: Any) -> tuple[ExperimentConfig | None, list[Finding]]:
     # A wrong section is replaced, so that the others are validated too.
     whole = {**data, "training": training or TrainingConfig()}
     experiment, problems = validated(ExperimentConfig, whole, (), training_class)
-    known = [finding.path for finding in findings]
-    findings += [finding for finding in problems if finding.path not in known]
+    reported = [finding.path for finding in findings]
+    findings += [finding for finding in problems if finding.path not in reported]
     return (None if findings else experiment), findings
 
 
@@ -67,12 +68,6 @@ def _without(data: dict[Any, Any], paths: list[Path]) -> dict[Any, Any]:
         for key, value in data.items()
         if not inside[key] or (isinstance(value, dict) and () not in inside[key])
     }
-
-
-def _is_section(key: str) -> bool:
-    field = ExperimentConfig.model_fields.get(key)
-    annotation = field.annotation if field else None
-    return isinstance(annotation, type) and issubclass(annotation, Section) and key != "env"
 
 
 def _training_class(name: Any) -> tuple[type[TrainingConfig] | None, list[Finding]]:

@@ -289,5 +289,4 @@ def build_alone(experiment: ExperimentConfig) -> "Algorithm":
         ),
     }
     alone = experiment.model_copy(update=changes)
-    algorithm: Algorithm = algorithm_class(experiment.algorithm)(alone)
-    return algorithm
+    return algorithm_class(experiment.algorithm)(alone)

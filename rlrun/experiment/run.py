@@ -189,8 +189,7 @@ def _outcome_of(results: Generator[Row, None, RunOutcome]) -> RunOutcome:
         try:
             next(results)
         except StopIteration as end:
-            outcome: RunOutcome = end.value
-            return outcome
+            return end.value
 
 
 def with_seed(experiment: ExperimentConfig) -> ExperimentConfig:

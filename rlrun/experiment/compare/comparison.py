@@ -73,8 +73,7 @@ class Configuration:
         width = self.grid[-1] - self.grid[0]
         if not width:
             return self.finals
-        area: Numbers = np.trapezoid(self.curves, self.grid, axis=0) / width
-        return area
+        return np.trapezoid(self.curves, self.grid, axis=0) / width
 
     def at(self, env_steps: float) -> Estimate:
         """Interquartile mean of the values at these env steps, linear between results."""

@@ -93,7 +93,11 @@ def read_run(path: Path, metric: str) -> ReadRun | None:
         algorithm=plain["algorithm"],
         env=str(plain["env"]["use"]),
         seed=plain.get("seed"),
-        settings=_compared(plain),
+        settings={
+            key: value
+            for key, value in flat(plain, ".").items()
+            if not any(key == name or key.startswith(f"{name}.") for name in _NOT_COMPARED)
+        },
         goal=number_at(stop, metric) if isinstance(stop, dict) else None,
         env_steps=env_steps,
         values=values,
@@ -122,11 +126,3 @@ def _points(path: Path, metric: str, window: int) -> Iterator[tuple[float, float
     except KeyError:
         hint = suggestion(metric, addresses(row))
         raise InputError(f"{path}: no result has the key {metric}{hint}") from None
-
-
-def _compared(plain: Mapping[str, Any]) -> Settings:
-    return {
-        key: value
-        for key, value in flat(plain, ".").items()
-        if not any(key == name or key.startswith(f"{name}.") for name in _NOT_COMPARED)
-    }

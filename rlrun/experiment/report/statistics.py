@@ -55,8 +55,7 @@ def iqm(*tasks: ArrayLike) -> Scores:
     middle = ordered[..., count // 4 : count - count // 4]
     # From the lowest score upwards: the mean of equal scores is exactly that score.
     low = middle[..., :1]
-    mean: Scores = low[..., 0] + (middle - low).mean(axis=-1)
-    return mean
+    return low[..., 0] + (middle - low).mean(axis=-1)
 
 
 def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Scores:
@@ -65,14 +64,12 @@ def probability_of_improvement(scores: ArrayLike, others: ArrayLike) -> Scores:
     Ties count half, as in the Mann-Whitney U statistic.
     """
     left, right = np.asarray(scores)[..., :, None], np.asarray(others)[..., None, :]
-    wins: Scores = ((left > right) + 0.5 * (left == right)).mean(axis=(-2, -1))
-    return wins
+    return ((left > right) + 0.5 * (left == right)).mean(axis=(-2, -1))
 
 
 def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> Scores:
     """Share of the runs above each threshold: [N], [T] -> [T]."""
-    share: Scores = (np.asarray(scores) > np.asarray(thresholds)[:, None]).mean(axis=-1)
-    return share
+    return (np.asarray(scores) > np.asarray(thresholds)[:, None]).mean(axis=-1)
 
 
 def bootstrap_interval(

@@ -97,5 +97,4 @@ def _ranked(values: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
     numbers = np.asarray(values, np.float64)
     below = (numbers[:, None] > numbers).sum(axis=-1)
     equal = (numbers[:, None] == numbers).sum(axis=-1)
-    ranks: np.ndarray[Any, np.dtype[np.float64]] = below + (equal - 1) / 2
-    return ranks
+    return below + (equal - 1) / 2
