@@ -42,8 +42,8 @@ def check(
     refuse on this machine, such as a GPU that it lacks, is an error.
     """
     from rlrun.config.dump import show_yaml
-    from rlrun.config.group import group_overrides
     from rlrun.config.problems import ConfigError
+    from rlrun.config.sweep import group_overrides
 
     overrides = [text for text in arguments if is_override(text)]
     names = [text for text in arguments if text not in overrides]

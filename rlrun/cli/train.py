@@ -68,8 +68,8 @@ def train(  # noqa: PLR0913 - one parameter for each option
     elif file is None and (algorithm is None or env is None):
         raise typer.BadParameter("name a FILE.yaml, or --algorithm and --env, or --resume RUN")
     from rlrun.actors.ray_runtime import stop_ray
-    from rlrun.config.group import group_overrides
     from rlrun.config.loader import load
+    from rlrun.config.sweep import group_overrides
     from rlrun.experiment.run import resume_experiment, run_experiment
     from rlrun.experiment.run_folder import is_sweep_folder
     from rlrun.experiment.sweep.report import SweepOutcome

@@ -232,8 +232,14 @@ def _check_policies(multi_agent: MultiAgentConfig) -> Iterator[Finding]:
     for policy_id, policy in multi_agent.policies.items():
         if policy.use is not None:
             yield from _check_custom_policy(("multi_agent", "policies", policy_id), policy.use)
-    if isinstance(multi_agent.policies_to_train, str):
-        yield from _check_to_train(multi_agent.policies_to_train, tuple(multi_agent.policies))
+    use, path = multi_agent.policies_to_train, ("multi_agent", "policies_to_train")
+    if isinstance(use, str) and registry.is_import_path(use):
+        yield from _check_called(path, use, ("policy_id", "batch"))
+    elif isinstance(use, str):
+        near = nearest(use, multi_agent.policies)
+        hint = "" if near is None else f" - did you mean [{near}]?"
+        expected = 'expected a list of policy ids or "package.module:function"'
+        yield Finding(path, f"{expected}, got {use!r}{hint}")
 
 
 def _check_agents(path: Path, agents: dict[str, Any] | str | None) -> Iterator[Finding]:
@@ -263,18 +269,6 @@ def _check_custom_policy(path: Path, use: str) -> Iterator[Finding]:
         yield Finding(path, message)
     else:
         yield from _check_called(path, use, ("observation_space", "action_space", "config"))
-
-
-def _check_to_train(use: str, policy_ids: tuple[str, ...]) -> Iterator[Finding]:
-    """Code in place of a list of ids, which takes a policy's id and a batch."""
-    path = ("multi_agent", "policies_to_train")
-    if not registry.is_import_path(use):
-        near = nearest(use, policy_ids)
-        hint = "" if near is None else f" - did you mean [{near}]?"
-        expected = 'expected a list of policy ids or "package.module:function"'
-        yield Finding(path, f"{expected}, got {use!r}{hint}")
-        return
-    yield from _check_called(path, use, ("policy_id", "batch"))
 
 
 def _check_model(model: ModelConfig) -> Iterator[Finding]:

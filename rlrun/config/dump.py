@@ -54,19 +54,15 @@ def _render(values: dict[str, Any], note: Callable[[Path], str | None]) -> str:
     lines: list[tuple[str, str | None]] = []
     for key, value in values.items():
         if not isinstance(value, dict) or not value:
-            lines.append((_entry(key, value), note((key,))))
+            lines.append((f"{_name(key)}: {flow(value)}", note((key,))))
             continue
         lines.append((f"{key}:", None))
         for name, item in value.items():
-            lines.append((f"  {_entry(name, item)}", note((key, name))))
+            lines.append((f"  {_name(name)}: {flow(item)}", note((key, name))))
     width = min(60, max(len(text) for text, _ in lines))
     return "".join(
         f"{text:{width}}  # {comment}\n" if comment else f"{text}\n" for text, comment in lines
     )
-
-
-def _entry(key: str, value: Any) -> str:
-    return f"{_name(key)}: {flow(value)}"
 
 
 def flow(value: Any) -> str:

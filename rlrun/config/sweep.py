@@ -1,7 +1,8 @@
 """The section `sweep`: the settings that vary, how each does, and the problems of the section.
 
-Owns: the forms of a distribution, and every relation between `sweep` and the rest of a file. Must
-not know: files and lines, nor how a sweep runs. Its points are checked one by one when they are
+Owns: the forms of a distribution, every relation between `sweep` and the rest of a file, and the
+section that several values on the command line stand for (``training.lr=1e-3,1e-4``). Must not
+know: files and lines, nor how a sweep runs. Its points are checked one by one when they are
 known, at the start of the sweep.
 
 ===========  ====================  ============================================================
@@ -16,7 +17,7 @@ quniform     [low, high, step]     a multiple of step between, both ends include
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,9 @@ from rlrun.config import layers
 from rlrun.config.checks import check_result_key
 from rlrun.config.code_checks import check_code
 from rlrun.config.describe import describe_value
+from rlrun.config.dump import flow
 from rlrun.config.env_checks import check_environment
-from rlrun.config.problems import COMMAND_LINE, Finding, Path
+from rlrun.config.problems import COMMAND_LINE, ConfigError, Finding, Path, Problem
 from rlrun.config.registry import (
     import_object,
     install_hint,
@@ -36,7 +38,7 @@ from rlrun.config.registry import (
 )
 from rlrun.config.schema import ExperimentConfig, SweepConfig, UseSpec
 from rlrun.config.validate import validate
-from rlrun.config.yaml_tree import Node, from_plain
+from rlrun.config.yaml_tree import Node, from_plain, parse_yaml
 
 LISTS = ("grid", "choice")
 RANGES = ("uniform", "loguniform", "randint", "quniform")
@@ -362,3 +364,64 @@ def _check_population(sweep: SweepConfig, varied: list[Dimension]) -> Iterator[F
     if sweep.search == "optuna":
         message = "pbt changes its points itself; search: random draws the first ones"
         yield Finding(("sweep", "search"), message)
+
+
+Seeds = int | Sequence[int]
+"""A number of seeds, counted from the experiment's own, or the seeds."""
+
+
+def group_overrides(overrides: Sequence[str], seeds: Seeds | None = None) -> list[str] | None:
+    """Overrides for a group: the first value of each setting, and all values as a section `sweep`.
+
+    The section replaces the file's; overrides of ``sweep`` are merged over it.
+
+    Returns:
+        None if there are neither seeds nor an override with several values.
+
+    Raises:
+        ConfigError: a setting with several values is given twice.
+    """
+    varied: dict[str, list[Any]] = {}
+    single: list[str] = []
+    for override in overrides:
+        address, _, text = override.partition("=")
+        values = several_values(text)
+        if values:
+            varied[address.strip()] = values
+        single.append(f"{address}={flow(values[0])}" if values else override)
+    if not varied and seeds is None:
+        return None
+    _check_once(varied, overrides, seeds)
+    own = [text for text in single if layers.split_address(text.partition("=")[0])[0] != "sweep"]
+    listed = varied.pop("seed", None)
+    section: dict[str, Any] = {"space": {key: {"grid": values} for key, values in varied.items()}}
+    if listed is not None or seeds is not None:
+        section["seeds"] = listed or (seeds if isinstance(seeds, int) else list(seeds or ()))
+    of_sweep = [text for text in single if text not in own]
+    return [*own, "sweep=null", f"sweep={flow(section)}", *of_sweep]
+
+
+def several_values(text: str) -> list[Any]:
+    """The values of ``a,b``; empty if the text is one value, such as ``[a, b]`` or ``"a,b"``."""
+    if "," not in text:
+        return []
+    try:
+        values = parse_yaml(f"[{text}]", COMMAND_LINE.source, lines=False).plain()
+    except ConfigError:
+        return []  # to be reported where the override is applied
+    return values if isinstance(values, list) and len(values) > 1 else []
+
+
+def _check_once(
+    varied: dict[str, list[Any]], overrides: Sequence[str], seeds: Seeds | None
+) -> None:
+    given = [text.partition("=")[0].strip() for text in overrides]
+    problems = [
+        Problem(COMMAND_LINE, address, "given twice, once with several values")
+        for address in varied
+        if given.count(address) > 1
+    ]
+    if "seed" in varied and seeds is not None:
+        problems.append(Problem(COMMAND_LINE, "seed", "several seeds exclude --seeds"))
+    if problems:
+        raise ConfigError(problems)

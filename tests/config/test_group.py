@@ -3,9 +3,9 @@
 import pytest
 from loading import errors
 
-from rlrun.config.group import group_overrides, several_values
 from rlrun.config.loader import load_experiment
 from rlrun.config.problems import ConfigError
+from rlrun.config.sweep import group_overrides, several_values
 
 
 @pytest.mark.parametrize(
