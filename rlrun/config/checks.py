@@ -28,7 +28,6 @@ from rlrun.config.schema import (
     ModelConfig,
     MultiAgentConfig,
     PolicySource,
-    ReplayConfig,
     Section,
     TrainingConfig,
 )
@@ -57,8 +56,8 @@ RESULT_KEYS = (
 )
 RESULT_GROUPS = ("custom_metrics", "env_runners", "learners", "evaluation", "timers")
 
-OPTIONAL_SECTIONS = {"exploration": ExplorationConfig(), "replay": ReplayConfig()}
-"""Sections that only some algorithms use, with their defaults."""
+OPTIONAL_SECTIONS = ("exploration", "replay")
+"""Sections that only some algorithms use."""
 
 _COMMON_TO_POLICIES = ("train_batch_size", "broadcast_interval", "learner_queue_size")
 """Settings of `training` that a single policy cannot override."""
@@ -282,9 +281,8 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Sections that the algorithm does not use, and its own rules."""
     algorithm = algorithm_class(experiment.algorithm)
-    for name, default in OPTIONAL_SECTIONS.items():
-        if getattr(experiment, name) != default:
-            yield from _check_section_is_used(experiment, (name,))
+    for name in _changed(experiment, OPTIONAL_SECTIONS):
+        yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
     own = _custom_policies(experiment)
     for key, message in validate(experiment) if validate is not None else ():

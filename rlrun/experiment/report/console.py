@@ -118,8 +118,7 @@ class LineConsole(RunConsole):
         """Print the result's line."""
         self._state.update(result)
         print_line(result_line(self._state))
-        warning = self._state.dry_spell()
-        if warning:
+        if warning := self._state.dry_spell():
             self.notice(warning)
 
 
@@ -142,8 +141,7 @@ class PanelConsole(LiveFrame, RunConsole):
         """Update the numbers for the next frame."""
         self.draw_again()
         self._state.update(result)
-        warning = self._state.dry_spell()
-        if warning:
+        if warning := self._state.dry_spell():
             self.notice(warning)
 
     def saved(self, checkpoint: str, best: str | None) -> None:

@@ -66,9 +66,7 @@ class ConsoleState:
             value = number_at(result, key)
             if value is not None:
                 self._first.setdefault(key, (now, value))
-        mean = number_at(result, RETURN)
-        if mean is not None:
-            self._remember_return(mean, result)
+        self.recall([result])
         for name, value in (result.get("timers") or {}).items():
             if isinstance(value, int | float):
                 phase = name.removesuffix("_s")
@@ -82,21 +80,19 @@ class ConsoleState:
         self._dry = self._dry + 1 if samples and not result.get("episodes_this_iter") else 0
 
     def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the returns of earlier sessions."""
+        """Add the returns of results, as of earlier sessions, to their history."""
         for row in rows:
             mean = number_at(row, RETURN)
-            if mean is not None:
-                self._remember_return(mean, row)
-
-    def _remember_return(self, mean: float, result: Mapping[str, Any]) -> None:
-        if counts_already(RETURN, result, self.header.stop.smoothing_episodes):
-            self.best_return = mean if self.best_return is None else max(self.best_return, mean)
-        if self._count % self._stride == 0:
-            self.returns.append(mean)
-            if len(self.returns) > _MOST_POINTS:
-                del self.returns[1::2]
-                self._stride *= 2
-        self._count += 1
+            if mean is None:
+                continue
+            if counts_already(RETURN, row, self.header.stop.smoothing_episodes):
+                self.best_return = mean if self.best_return is None else max(self.best_return, mean)
+            if self._count % self._stride == 0:
+                self.returns.append(mean)
+                if len(self.returns) > _MOST_POINTS:
+                    del self.returns[1::2]
+                    self._stride *= 2
+            self._count += 1
 
     @property
     def elapsed_s(self) -> float:

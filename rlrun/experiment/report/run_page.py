@@ -111,8 +111,7 @@ class _Results:
             return
         for title, curves in _CURVES.items():
             for label, key in curves.items():
-                value = number_at(row, key)
-                if value is not None:
+                if (value := number_at(row, key)) is not None:
                     self._add(title, label, steps, value)
         learners = _part(row, "learners")
         for policy in learners:
