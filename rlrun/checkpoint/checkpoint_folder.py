@@ -51,9 +51,7 @@ class CheckpointFolder:
     def __init__(
         self, path: Path, *, keep: int | None, score: Callable[[dict[str, Any]], Score]
     ) -> None:
-        self.path = path
-        self._keep = keep
-        self._score = score
+        self.path, self._keep, self._score = path, keep, score
         self._scores: dict[int, Score] = {}
         remove_leftovers(path)
         for iteration in iterations_in(path):

@@ -53,9 +53,7 @@ class ConsoleState:
         self._started = clock()
         self._stopped: float | None = None
         self._first: dict[str, tuple[float, float]] = {}  # key of a criterion -> (time, value)
-        self._stride = 1
-        self._count = 0
-        self._dry = 0
+        self._stride, self._count, self._dry = 1, 0, 0
 
     def update(self, result: Mapping[str, Any]) -> None:
         """Update from a result."""

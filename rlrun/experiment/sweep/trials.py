@@ -113,9 +113,7 @@ class TrialTable:
     def __init__(
         self, path: Path, trials: Iterable[Trial], *, metric: str | None, mode: str
     ) -> None:
-        self.trials = list(trials)
-        self.metric = metric
-        self._path = path
+        self.trials, self.metric, self._path = list(trials), metric, path
         self._is_behind = False
         self._sign = 1.0 if mode == "max" else -1.0
 

@@ -19,7 +19,7 @@ from rlrun.data.results import RETURN, Row, counts_already, number_at
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.statistics import estimate, iqm
 from rlrun.experiment.session import last_session
-from rlrun.experiment.verify.cases import CASES, Case, Kind, Reference
+from rlrun.experiment.verify.cases import CASES, Case, Reference
 from rlrun.experiment.verify.runs import RLRUN, RunQueue, SeedRun, plan_runs
 
 RESULTS = Path("runs/verify")
@@ -121,12 +121,12 @@ class CaseResult:
     @property
     def judgements(self) -> tuple[Judgement, ...]:
         """One for each of the case's bars."""
-        return tuple(Judgement(bar, self._numbers(bar.kind), self) for bar in self.case.bars)
-
-    def _numbers(self, kind: Kind) -> tuple[float, ...]:
-        """The numbers of this kind of all trained seeds that have one."""
-        values = (getattr(seed, kind) for seed in self.seeds if seed.trained)
-        return tuple(value for value in values if value is not None)
+        trained = [seed for seed in self.seeds if seed.trained]
+        found = []
+        for bar in self.case.bars:
+            numbers = (getattr(seed, bar.kind) for seed in trained)
+            found.append(Judgement(bar, tuple(x for x in numbers if x is not None), self))
+        return tuple(found)
 
     @property
     def num_finished(self) -> int:
