@@ -55,6 +55,26 @@ def local_ray() -> None:
     start_ray(EnvRunnersConfig(num_env_runners=2, num_cpus_per_env_runner=0.1))
 
 
+@pytest.fixture(scope="session")
+def actor_pool() -> Any:
+    """Actors for all tests of this process; see `ActorPool`."""
+    from actor_pool import ActorPool
+
+    return ActorPool()
+
+
+@pytest.fixture
+def shared_actors(
+    local_ray: None, actor_pool: Any, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Actors are those of the tests before this one, but for tests of faults."""
+    if request.node.get_closest_marker("faults") is None:
+        with actor_pool.shared():
+            yield
+    else:
+        yield
+
+
 @pytest.fixture
 def built() -> Iterator[Callable[..., Any]]:
     """Builds a config, or calls what makes an algorithm; each stops when the test ends."""

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +27,9 @@ class Toy:
             raise ValueError("as ordered")
         return self.actor_id, self.calls
 
-    def forget(self) -> None:
-        self.calls = 0
-
-    def sleep(self, seconds_by_id: dict[int, float]) -> int:
-        time.sleep(seconds_by_id.get(self.actor_id, 0.0))
+    def wait_for(self, sign: Path, actor_id: int) -> int:
+        while actor_id == self.actor_id and not sign.exists():
+            time.sleep(0.01)
         return self.actor_id
 
     def die(self) -> None:
@@ -47,25 +46,19 @@ def managed(number: int = 2, **settings: Any) -> FaultTolerantActorManager:
     return FaultTolerantActorManager(toy.remote, number, **settings)
 
 
-@pytest.fixture(scope="module")
-def two_actors(local_ray: None) -> Iterator[Any]:
+@pytest.fixture
+def manager(shared_actors: None) -> Iterator[Any]:
     made = managed()
     yield made
     made.stop()
-
-
-@pytest.fixture
-def manager(two_actors: Any) -> Any:
-    """Of two healthy actors that have counted nothing; they take a second to start."""
-    two_actors.foreach_actor("forget")
-    return two_actors
 
 
 def values(results: list[Any]) -> list[Any]:
     return [result.value for result in results]
 
 
-def test_calls_reach_all_actors_and_results_come_by_id(manager: Any) -> None:
+def test_calls_reach_all_actors_and_results_come_by_id(manager: Any, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
     assert manager.actor_ids == manager.healthy_actor_ids == [1, 2]
     assert values(manager.foreach_actor("count")) == [(1, 1), (2, 1)]
     assert values(manager.foreach_actor("count", actor_ids=[2])) == [(2, 2)]
@@ -76,23 +69,25 @@ def test_calls_reach_all_actors_and_results_come_by_id(manager: Any) -> None:
     assert failed[0].error.__cause__ is None
     assert manager.healthy_actor_ids == [1, 2]
     # A call that takes too long is dropped; the others count.
-    assert values(manager.foreach_actor("sleep", {2: 3.0}, timeout_s=1.5)) == [1]
+    assert values(manager.foreach_actor("wait_for", sign, 2, timeout_s=1.0)) == [1]
+    sign.touch()
     assert manager.add_actor() == 3
     assert values(manager.foreach_actor("ping")) == [1, 2, 3]
     manager.remove_actor(3)
     assert manager.actor_ids == [1, 2]
 
 
-def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any) -> None:
-    manager.foreach_actor("ping")
-    assert manager.foreach_actor_async("sleep", {2: 2.0}, tag="a") == [1, 2]
-    assert manager.foreach_actor_async("sleep", {}, tag="b") == []  # one in flight is the limit
+def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    assert manager.foreach_actor_async("wait_for", sign, 2, tag="a") == [1, 2]
+    assert manager.foreach_actor_async("ping", tag="b") == []  # one in flight is the limit
     assert manager.num_in_flight() == 2
     assert manager.fetch_ready_async_reqs(tags=["b"], timeout_s=0.0) == []
     assert values(manager.fetch_ready_async_reqs(tags=["a"], timeout_s=20.0)) == [1]
     assert manager.num_in_flight(2) == 1
     assert manager.oldest_call_s(2) > 0 == manager.oldest_call_s(1)
     assert manager.foreach_actor_async("count", tag="b") == [1]
+    sign.touch()
     (late,) = manager.fetch_ready_async_reqs(tags=["a"], timeout_s=20.0)
     assert (late.actor_id, late.tag) == (2, "a")
     assert values(manager.fetch_ready_async_reqs(timeout_s=20.0)) == [(1, 1)]
@@ -100,7 +95,7 @@ def test_asynchronous_calls_are_bounded_and_fetched_by_tag(manager: Any) -> None
 
 
 def test_results_of_an_actor_come_in_the_order_of_its_calls(
-    local_ray: None, monkeypatch: pytest.MonkeyPatch
+    shared_actors: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
@@ -143,9 +138,13 @@ def test_a_dead_actor_is_unhealthy_skipped_and_comes_back_with_its_id(local_ray:
     manager.stop()
 
 
-def test_an_actor_that_was_only_suspected_comes_back_by_a_probe(manager: Any) -> None:
-    manager.foreach_actor_async("sleep", {1: 0.2}, actor_ids=[1])
+def test_an_actor_that_was_only_suspected_comes_back_by_a_probe(
+    manager: Any, tmp_path: Path
+) -> None:
+    sign = tmp_path / "sign"
+    manager.foreach_actor_async("wait_for", sign, 1, actor_ids=[1])
     manager.set_unhealthy(1)
     assert manager.num_in_flight() == 0
+    sign.touch()
     assert manager.probe_unhealthy_actors(timeout_s=20.0) == [1]
     assert manager.healthy_actor_ids == [1, 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,35 +33,22 @@ class Requests:
 timed_group = partial(fake_group, runner_class=TimedRunner)
 
 
-@pytest.fixture(scope="module")
-def groups(local_ray: None) -> Iterator[dict[int, EnvRunnerGroup]]:
-    """Two healthy runners, by how many requests each may have in flight."""
-    made = {limit: timed_group(max_requests_in_flight_per_env_runner=limit) for limit in (1, 2)}
-    yield made
-    for group in made.values():
+@pytest.fixture
+def make_sampler(shared_actors: None) -> Any:
+    used: list[EnvRunnerGroup] = []
+
+    def make(in_flight: int = 1, **options: Any) -> Any:
+        used.append(timed_group(max_requests_in_flight_per_env_runner=in_flight))
+        requests = Requests()
+        return AsynchronousSampler(used[-1], requests, **options), used[-1], requests
+
+    yield make
+    for group in used:
         group.stop()
 
 
 @pytest.fixture
-def make_sampler(groups: dict[int, EnvRunnerGroup]) -> Any:
-    used = []
-
-    def make(in_flight: int = 1, **options: Any) -> Any:
-        group, requests = groups[in_flight], Requests()
-        group.set_states({1: None, 2: None})
-        used.append((AsynchronousSampler(group, requests, **options), group))
-        return *used[-1], requests
-
-    yield make
-    for sampler, group in used:  # leave nothing under way to the next test
-        sampler.reset()
-        wait_until_done(group)
-        assert group.remote is not None
-        group.remote.actors.fetch_ready_async_reqs()
-
-
-@pytest.fixture
-def make_faulty(local_ray: None, tmp_path: Path) -> Any:
+def make_faulty(shared_actors: None, tmp_path: Path) -> Any:
     made: list[EnvRunnerGroup] = []
 
     def make(behaviour: dict[Any, Any], in_flight: int = 1, **options: Any) -> Any:
@@ -97,7 +83,7 @@ def num_under_way(sampler: AsynchronousSampler) -> int:
 
 def test_sampling_goes_on_while_the_learner_learns(make_sampler: Any) -> None:
     sampler, group, _ = make_sampler(2)
-    group.foreach_env_runner(lambda runner: runner.spec.behaviour.update(takes_s=0.1))
+    group.foreach_env_runner(lambda runner: runner.spec.behaviour.update(takes_s=0.05))
     sampler.take()
     learning = time.time()
     wait_until_done(group)  # the learner is busy that long, and does not look

@@ -24,7 +24,7 @@ IGNORED = {**NO_RESTARTS, "ignore_env_runner_failures": True}
 
 
 @pytest.fixture
-def make_group(local_ray: None, tmp_path: Path) -> Any:
+def make_group(shared_actors: None, tmp_path: Path) -> Any:
     groups: list[EnvRunnerGroup] = []
 
     def make(behaviour: dict[Any, Any] | None = None, **settings: Any) -> EnvRunnerGroup:
@@ -39,10 +39,12 @@ def make_group(local_ray: None, tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def two_runners(local_ray: None) -> Iterator[EnvRunnerGroup]:
-    group = fake_group()
+def two_runners(local_ray: None, actor_pool: Any) -> Iterator[EnvRunnerGroup]:
+    with actor_pool.shared():
+        group = fake_group()
     yield group
-    group.stop()
+    with actor_pool.shared():
+        group.stop()
 
 
 @pytest.fixture

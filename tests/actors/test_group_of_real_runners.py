@@ -125,7 +125,7 @@ def acted_with(group: EnvRunnerGroup, weights: Any = None) -> list[float]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_each_weights_of_a_loop_by_hand_are_acted_with(local_ray: None, number: int) -> None:
+def test_each_weights_of_a_loop_by_hand_are_acted_with(shared_actors: None, number: int) -> None:
     spec = replace(spec_of(EnvSpec(use="CartPole-v1")), policy_factory=Weighed)
     group = group_of(spec, number)
     for weights in ({"w": 2.0}, {DEFAULT_POLICY_ID: {"w": 3.0}}, {"w": 4.0}):
@@ -164,7 +164,9 @@ def test_runners_that_are_started_later_act_with_the_weights_that_were_set_last(
 
 
 @pytest.mark.faults
-def test_a_runner_that_a_call_of_all_finds_dead_is_restarted_and_called(local_ray: None) -> None:
+def test_a_runner_that_a_call_of_all_finds_dead_is_restarted_and_called(
+    local_ray: None,
+) -> None:
     observations = []
     for kills in (False, True):
         group = group_of(spec_of(EnvSpec(use="CartPole-v1")), 2)
@@ -184,7 +186,7 @@ def drawing(**kwargs: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["by name", "as it is"])
 def test_a_runner_as_an_actor_has_the_environments_of_this_process(
-    how: str, local_ray: None
+    how: str, shared_actors: None
 ) -> None:
     def make(config: Any) -> Any:
         return gymnasium.make("CartPole-v1", **config)
@@ -204,7 +206,7 @@ def test_a_runner_becomes_an_actor_without_options_of_rays_too() -> None:
     assert hasattr(EnvRunner.as_remote(), "remote")
 
 
-def test_code_that_is_registered_here_reaches_the_actors(local_ray: None) -> None:
+def test_code_that_is_registered_here_reaches_the_actors(shared_actors: None) -> None:
     registry.ENVS["registered-here"] = lambda config: gymnasium.make("CartPole-v1", **config)
     try:
         group = group_of(spec_of(EnvSpec(use="registered-here", max_episode_steps=4)), 1)
@@ -214,7 +216,7 @@ def test_code_that_is_registered_here_reaches_the_actors(local_ray: None) -> Non
     group.stop()
 
 
-def test_an_error_of_the_users_env_arrives_with_its_traceback(local_ray: None) -> None:
+def test_an_error_of_the_users_env_arrives_with_its_traceback(shared_actors: None) -> None:
     group = group_of(spec_of(EnvSpec(use="fake_runners:FailingCartPole")), 1)
     with pytest.raises(EnvError) as caught:
         group.sample()
@@ -242,7 +244,7 @@ def test_rounds_are_whole_and_add_up_to_the_limit() -> None:
     group.stop()
 
 
-def test_code_without_an_import_path_is_sent_along_or_refused(local_ray: None) -> None:
+def test_code_without_an_import_path_is_sent_along_or_refused(shared_actors: None) -> None:
     length = 7
 
     class OwnCollector(SimpleListCollector):
@@ -282,7 +284,7 @@ def test_a_failing_constructor_shows_at_once_or_with_the_first_round(local_ray: 
         group.stop()
 
 
-def test_an_environment_of_the_training_process_does_not_sample(local_ray: None) -> None:
+def test_an_environment_of_the_training_process_does_not_sample(shared_actors: None) -> None:
     env = EnvSpec(use="CartPole-v1")
     group = group_of(spec_of(env, create_env_on_local_worker=True), 1)
     try:
@@ -293,7 +295,7 @@ def test_an_environment_of_the_training_process_does_not_sample(local_ray: None)
         group.stop()
 
 
-def test_compressed_observations_are_what_they_were(local_ray: None) -> None:
+def test_compressed_observations_are_what_they_were(shared_actors: None) -> None:
     found = []
     for compressed in (False, True):
         spec = spec_of(EnvSpec(use="CartPole-v1"), compress_observations=compressed)

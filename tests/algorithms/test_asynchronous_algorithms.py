@@ -35,11 +35,13 @@ def configured(name, *, runners=2, envs=2, **training):
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
-def trained(request):
+def trained(request, local_ray, actor_pool):
     """An algorithm after 40 iterations with two remote runners, and its results."""
-    algorithm = configured(request.param).build()
+    with actor_pool.shared():
+        algorithm = configured(request.param).build()
     yield algorithm, [algorithm.train() for _ in range(40)]
-    algorithm.stop()
+    with actor_pool.shared():
+        algorithm.stop()
 
 
 def stats(row):

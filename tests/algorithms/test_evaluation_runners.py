@@ -64,7 +64,7 @@ def test_an_evaluation_is_due_after_every_few_iterations() -> None:
     ],
 )
 def test_runners_of_its_own_evaluate_the_same_episodes(
-    local_ray: None, agents: Any, more: dict[str, Any]
+    shared_actors: None, agents: Any, more: dict[str, Any]
 ) -> None:
     here = numbers(agents(config(**more)))
     assert numbers(agents(config(num_env_runners=2, **more))) == here
@@ -75,9 +75,10 @@ class OwnRunner(EnvRunner):
 
 
 @pytest.fixture(scope="module")
-def parallel(local_ray: None) -> Iterator[Any]:
+def parallel(local_ray: None, actor_pool: Any) -> Iterator[Any]:
     made = config(num_env_runners=1, parallel_to_training=True)
-    algorithm = made.env_runners(env_runner_cls=OwnRunner).build()
+    with actor_pool.shared():
+        algorithm = made.env_runners(env_runner_cls=OwnRunner).build()
     yield algorithm
     algorithm.stop()
 

@@ -19,7 +19,7 @@ from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.problems import ConfigError
 from rlrun.envs.errors import EnvError
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = pytest.mark.usefixtures("shared_actors")
 AHEAD = {"env_runners": {"sample_async": True}, "evaluation": {"interval": 1, "episodes": 2}}
 ONE_STEP = {"num_epochs": 1, "minibatch_size": BATCH, "lr": 0.05}
 
@@ -76,15 +76,17 @@ def in_flight_before_replies(algorithm: Algorithm, patch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="module")
-def ahead(local_ray: None) -> Iterator[Any]:
+def ahead(local_ray: None, actor_pool: Any) -> Iterator[Any]:
     """A PPO whose runner samples ahead, its first statistics, and what was in flight meanwhile."""
     sampling = {"sample_async": True, "sample_timeout_s": 20}
-    algorithm = build("PPO", runners=1, env_runners=sampling, training=ONE_STEP)
+    with actor_pool.shared():
+        algorithm = build("PPO", runners=1, env_runners=sampling, training=ONE_STEP)
     with pytest.MonkeyPatch.context() as patch:
         in_flight = in_flight_before_replies(algorithm, patch)
         rows = [learner_stats(algorithm) for _ in range(3)]
     yield algorithm, rows, in_flight
-    algorithm.stop()
+    with actor_pool.shared():
+        algorithm.stop()
 
 
 def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(ahead: Any) -> None:

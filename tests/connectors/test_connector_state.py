@@ -77,7 +77,7 @@ def build(request, built):
 
     def make(env="CartPole-v1", runners=0, num_envs=2, policies=None, **env_runners):
         if runners:
-            request.getfixturevalue("local_ray")
+            request.getfixturevalue("shared_actors")
         config = (
             PPOConfig()
             .environment(env)

@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "process": {"gym_env_vectorize_mode": "async"},
     "actor": {"remote_worker_envs": True},
 }
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = pytest.mark.usefixtures("shared_actors")
 
 
 class Fails(Counter):

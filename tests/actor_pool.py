@@ -1,0 +1,93 @@
+"""ActorPool: actors that one test after another uses; a new process takes seconds to import Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayError
+
+_FREE_S = 0.5  # that an actor has to become free, before it is killed after all
+
+
+class ActorPool:
+    """Keeps actors that are killed, and constructs them anew for whoever asks for their class.
+
+    They are processes of their own, and what is sent to them is pickled, as ever. What a process
+    has imported and registered, and its signal handlers, are still there.
+    """
+
+    def __init__(self) -> None:
+        self._made = count()
+        self._free: defaultdict[Any, list[tuple[int, Any, Any]]] = defaultdict(list)
+        self._taken: dict[int, tuple[Any, int, Any]] = {}
+        self._remote, self._kill = ray.remote, ray.kill
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Ray's own functions make actors of this pool, and give them back."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ray, "remote", self.remote)
+            patch.setattr(ray, "kill", self.kill)
+            yield
+
+    def remote(self, *decorated: Any, **options: Any) -> Any:
+        """`ray.remote`, for classes with options; those that need a place of their own get it."""
+        if decorated or options.get("resources"):
+            return self._remote(*decorated, **options)
+        return lambda code: _PooledClass(self, code, options)
+
+    def take(self, code: type, options: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+        """A handle of an actor with newly constructed state."""
+        options = {**options, "num_cpus": 0}  # those that nobody uses are in nobody's way
+        key = ray.get_runtime_context().get_node_id(), code, repr(sorted(options.items()))
+        free = self._free[key]
+        while free:
+            number, actor, emptied = free.pop(free.index(min(free)))  # the one that imported most
+            if _is_free(emptied):
+                actor.__ray_call__.remote(_construct, *arguments)
+                break
+            self._kill(actor)
+        else:
+            number, actor = next(self._made), self._remote(**options)(code).remote(*arguments)
+        self._taken[id(actor)] = key, number, actor
+        return actor
+
+    def kill(self, actor: Any, **options: Any) -> None:
+        """`ray.kill`, which puts an actor of the pool back."""
+        if id(actor) not in self._taken:
+            self._kill(actor, **options)
+            return
+        key, number, _ = self._taken.pop(id(actor))
+        self._free[key].append((number, actor, actor.__ray_call__.remote(_empty)))
+
+
+class _PooledClass:
+    def __init__(self, pool: ActorPool, code: type, options: dict[str, Any]) -> None:
+        self._pool, self._code, self._options = pool, code, options
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._pool.take(self._code, self._options, arguments)
+
+
+def _empty(actor: Any) -> None:
+    vars(actor).clear()
+    logging.getLogger("rlrun").handlers.clear()
+
+
+def _construct(actor: Any, *arguments: Any) -> None:
+    actor.__init__(*arguments)
+
+
+def _is_free(emptied: Any) -> bool:
+    """Whether the process is alive, and has no call left."""
+    try:
+        return bool(ray.wait([emptied], timeout=_FREE_S)[0]) and ray.get(emptied) is None
+    except RayError:
+        return False
