@@ -28,13 +28,13 @@ class ActorPool:
         self._free: defaultdict[Any, list[tuple[int, Any, Any]]] = defaultdict(list)
         self._taken: dict[int, tuple[Any, int, Any]] = {}
         self._remote, self._kill = ray.remote, ray.kill
+        ray.kill = self.kill  # for as long as the process runs: a test's actors may outlive it
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Ray's own functions make actors of this pool, and give them back."""
+        """New actors are of this pool."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray, "remote", self.remote)
-            patch.setattr(ray, "kill", self.kill)
             yield
 
     def remote(self, *decorated: Any, **options: Any) -> Any:

@@ -43,8 +43,7 @@ def two_runners(local_ray: None, actor_pool: Any) -> Iterator[EnvRunnerGroup]:
     with actor_pool.shared():
         group = fake_group()
     yield group
-    with actor_pool.shared():
-        group.stop()
+    group.stop()
 
 
 @pytest.fixture

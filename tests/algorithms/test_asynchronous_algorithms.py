@@ -40,8 +40,7 @@ def trained(request, local_ray, actor_pool):
     with actor_pool.shared():
         algorithm = configured(request.param).build()
     yield algorithm, [algorithm.train() for _ in range(40)]
-    with actor_pool.shared():
-        algorithm.stop()
+    algorithm.stop()
 
 
 def stats(row):

@@ -227,7 +227,7 @@ def test_the_ends_of_the_distribution_must_be_in_order():
         build(num_atoms=2, v_min=5.0, v_max=5.0).experiment()
 
 
-def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built):
+def test_each_runner_has_its_own_epsilon_and_evaluation_the_least(built, shared_actors):
     algorithm = built(
         build()
         .env_runners(num_env_runners=2, num_envs_per_env_runner=1, num_cpus_per_env_runner=0.1)

@@ -85,8 +85,7 @@ def ahead(local_ray: None, actor_pool: Any) -> Iterator[Any]:
         in_flight = in_flight_before_replies(algorithm, patch)
         rows = [learner_stats(algorithm) for _ in range(3)]
     yield algorithm, rows, in_flight
-    with actor_pool.shared():
-        algorithm.stop()
+    algorithm.stop()
 
 
 def test_a_batch_sampled_ahead_is_one_update_old_and_is_weighted_for_that(ahead: Any) -> None:

@@ -24,12 +24,12 @@ def run(word):
     return names
 
 
-def test_the_successor_of_an_optimizers_step_runs():
+def test_the_successor_of_an_optimizers_step_runs(shared_actors):
     optimizer = run("optimizer.training_step()")["optimizer"]
     assert (optimizer.env_steps, optimizer.policies.weights_version) == (3 * 500, 3)
 
 
-def test_the_loop_over_an_asynchronous_sampler_runs_and_learns(capsys):
+def test_the_loop_over_an_asynchronous_sampler_runs_and_learns(shared_actors, capsys):
     names = run("AsynchronousSampler(")
     assert names["sampler"].weights_version == 3
     assert names["learner"].get_state()["optimizer"]["num_steps"] == 3
@@ -37,7 +37,7 @@ def test_the_loop_over_an_asynchronous_sampler_runs_and_learns(capsys):
     assert [line.split()[-1] for line in printed if line.startswith("learned")] == ["1", "2", "3"]
 
 
-def test_the_loop_by_hand_runs_and_its_weights_arrive():
+def test_the_loop_by_hand_runs_and_its_weights_arrive(shared_actors):
     names = run("CustomPolicy")
     group, policy = names["group"], names["policy"]
     try:

@@ -252,8 +252,7 @@ def two(local_ray, actor_pool):
         group = build_learner(make_module(), TRAINING, TWO)
     assert isinstance(group, LearnerGroup)
     yield group
-    with actor_pool.shared():
-        group.stop()
+    group.stop()
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_two_policies(name, tmp_path):
     compare(config, transcription, ActorCritic(), tmp_path, use="logged_envs:LoggedAgents")
 
 
-def test_two_runners(local_ray, tmp_path):
+def test_two_runners(shared_actors, tmp_path):
     config = clipping().env_runners(num_env_runners=2, observation_filter="MeanStdFilter")
     config = config.env_runners(num_cpus_per_env_runner=0.1, rollout_fragment_length=6)
 
