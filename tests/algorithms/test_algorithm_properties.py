@@ -1,5 +1,6 @@
 """What every algorithm promises, with one agent and with several; a row of `tiny` for each."""
 
+import copy
 import functools
 import multiprocessing
 import os
@@ -8,8 +9,10 @@ import shutil
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -50,30 +53,65 @@ CASES = [
 ]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What an algorithm has returned that several tests compare others with.
+
+    Attributes:
+        rows: results of four iterations.
+        checkpoint: after two of them.
+        evaluated: result of an evaluation after two.
+        weights: after two and after four.
+    """
+
+    rows: list[Any]
+    checkpoint: Path
+    evaluated: Any
+    weights: tuple[Any, Any]
+
+
+EVALUATED = {"evaluation": {"episodes": 3, "seed": 3}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """`Trained`, by the algorithm's name and environment."""
+
+    @functools.cache
+    def train_once(name, env):
+        algorithm = build(name, env, **FILTERED, **EVALUATED)
+        checkpoint = tmp_path_factory.mktemp("trained")
+        rows = train(algorithm, 2)
+        algorithm.save(checkpoint)
+        evaluated, weights = algorithm.evaluate(), copy.deepcopy(algorithm.get_weights())
+        rows += train(algorithm, 2)
+        algorithm.stop()
+        return Trained(rows, checkpoint, evaluated, (weights, algorithm.get_weights()))
+
+    return train_once
+
+
 @pytest.mark.parametrize(("name", "env"), CASES)
-def test_equal_seeds_give_equal_results_evaluated_or_not_and_other_seeds_others(built, name, env):
-    plain, other = (built(name, env, seed=seed, **FILTERED) for seed in (5, 6))
+def test_equal_seeds_give_equal_results_evaluated_or_not_and_other_seeds_others(
+    built, trained, name, env
+):
+    plain, other = trained(name, env), built(name, env, seed=6, **FILTERED)
     evaluated = built(name, env, evaluation={"interval": 1, "episodes": 3}, **FILTERED)
-    rows, with_evaluation = train(plain, 2), train(evaluated, 2)
-    assert rows[0] != train(other, 1)[0]
-    for row, same in zip(rows, with_evaluation, strict=True):
+    assert plain.rows[0] != train(other, 1)[0]
+    for row, same in zip(plain.rows[:2], train(evaluated, 2), strict=True):
         assert (row["evaluation/episodes"], same["evaluation/episodes"]) == (None, 3)
         assert row.keys() == same.keys()
         different = {key for key in row if row[key] != same[key]}
         assert all(key.startswith("evaluation/") for key in different), different
-    assert_equal_weights(plain, evaluated)
+    assert_equal_weights(plain.weights[0], evaluated)
 
 
 @pytest.mark.parametrize(("name", "env"), CASES)
-def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
-    straight = built(name, env, **FILTERED)
-    train(straight, 2)
-    straight.save(tmp_path / "checkpoint")
-    rows = train(straight, 2)
-    resumed = built(name, env, **FILTERED)
-    resumed.restore(tmp_path / "checkpoint")
-    assert train(resumed, 2) == rows
-    assert_equal_weights(straight, resumed)
+def test_a_restored_algorithm_goes_on_to_the_bit(built, trained, name, env):
+    straight, resumed = trained(name, env), built(name, env, **FILTERED)
+    resumed.restore(straight.checkpoint)
+    assert train(resumed, 2) == straight.rows[2:]
+    assert_equal_weights(straight.weights[1], resumed)
 
 
 @pytest.mark.parametrize("name", ["PPO", "A3C", "IMPALA", "DQN"])
@@ -98,14 +136,12 @@ def test_a_restored_algorithm_forgets_an_iteration_that_failed(built, tmp_path, 
 
 
 @pytest.mark.parametrize(("name", "env"), CASES)
-def test_initial_weights_act_as_they_did(built, tmp_path, name, env):
-    same = {**FILTERED, "evaluation": {"episodes": 3, "seed": 3}}
-    source = built(name, env, **same)
-    train(source, 1)
-    source.save(tmp_path / "source")
-    begun = built(name, env, seed=6, initial_weights={"source": tmp_path / "source"}, **same)
-    assert begun.evaluate() == source.evaluate()
-    assert_equal_weights(begun, source)
+def test_initial_weights_act_as_they_did(built, trained, name, env):
+    source = trained(name, env)
+    initial = {"initial_weights": {"source": source.checkpoint}}
+    begun = built(name, env, seed=6, **initial, **FILTERED, **EVALUATED)
+    assert begun.evaluate() == source.evaluated
+    assert_equal_weights(begun, source.weights[0])
     assert begun.env_steps == 0
 
 
@@ -250,16 +286,16 @@ def test_what_a_training_step_must_return_is_said(built, monkeypatch, returned):
         algorithm.train()
 
 
-FALLING = [[0, 2.0], [200, 0.1]]
+FALLING = [[0, 2.0], [100, 0.1]]
 DEFAULT_EPSILON = ExplorationConfig().epsilon  # in place of the tiny experiment's
 EXPLORATIONS = {
     "noise that lasts": ("SAC", {"training": {"noise_correlation": 0.9}}),
-    "OrnsteinUhlenbeckNoise": ("SAC", {"random_steps": 100, "scale": FALLING}),
+    "OrnsteinUhlenbeckNoise": ("SAC", {"random_steps": 50, "scale": FALLING}),
     "GaussianNoise": ("SAC", {"stddev": 0.3, "scale": FALLING}),
-    "SoftQ": ("DQN", {"epsilon": DEFAULT_EPSILON, "random_steps": 150, "temperature": FALLING}),
+    "SoftQ": ("DQN", {"epsilon": DEFAULT_EPSILON, "random_steps": 75, "temperature": FALLING}),
     "Random": ("DQN", {"epsilon": DEFAULT_EPSILON}),
-    "ParameterNoise": ("DQN", {"epsilon": [[0, 0.5], [200, 0.1]], "initial_stddev": 0.5}),
-    "noise in weights": ("SAC", {"exploration": {"type": "ParameterNoise", "random_steps": 40}}),
+    "ParameterNoise": ("DQN", {"epsilon": [[0, 0.5], [100, 0.1]], "initial_stddev": 0.5}),
+    "noise in weights": ("SAC", {"exploration": {"type": "ParameterNoise", "random_steps": 20}}),
 }
 
 

@@ -177,6 +177,7 @@ def test_batches_counted_in_agent_steps(several, name, fragments):
 
 def test_returns_are_named_by_policy_and_agent(several):
     algorithm = several(multi_agent={"policies": ["p"]}, evaluation={"interval": 1, "episodes": 2})
+    algorithm.train()
     row = algorithm.train()
     runners = row["env_runners"]
     assert runners["policy_return_mean"]["p"] == pytest.approx(row["episode_return_mean"] / 2)
@@ -301,7 +302,7 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     algorithm.add_policy("older", like="main")
     assert [*filter(algorithm.policies.is_policy_to_train, ("main", "older"))] == ["main"]
     frozen = {k: v for k, v in algorithm.get_weights().items() if k.startswith("older/")}
-    rows = train(algorithm, 3)
+    rows = train(algorithm, 5)
     assert rows[-1]["env_runners/policy_return_mean/older"] is not None
     for key, value in frozen.items():
         np.testing.assert_array_equal(value, algorithm.get_weights()[key])
@@ -337,7 +338,7 @@ class AtEpisodes(Callbacks):
         self.calls += 1
         if self.calls == 2:
             algorithm.add_policy("older", like="main", train=True)
-        if self.calls == 9:
+        if self.calls == 6:
             self.remove(algorithm)
 
     def remove(self, algorithm):
@@ -369,9 +370,8 @@ def test_callbacks_may_add_and_remove_policies_at_any_point_of_an_iteration(buil
     mapping = {"policies": ["main"], "agents": f"{__name__}:older_or_main"}
     config = CONFIGS[name]().environment(SEVERAL_AGENTS).multi_agent(**mapping).callbacks(kind)
     algorithm = built(config.debugging(seed=5))
-    for _ in range(8):
-        result = algorithm.train()
-    assert result["removed"]
+    assert any(algorithm.train()["removed"] for _ in range(16))
+    algorithm.train()
 
 
 def test_agents_that_join_late_get_no_policy_that_was_removed_meanwhile(built, tmp_path):

@@ -16,15 +16,15 @@ from rlrun.algorithms.ppo import PPOConfig
 from rlrun.algorithms.result import is_wall_clock
 from rlrun.algorithms.sac import SACConfig
 
-BATCH = 64
+BATCH = 32
 TINY = {"train_batch_size": BATCH, "minibatch_size": 16, "num_epochs": 2}
 REPLAY = {
     "train_batch_size": BATCH,
     "minibatch_size": 16,
-    "num_steps_sampled_before_learning_starts": 20,
-    "training_intensity": 2,  # 8 updates an iteration
+    "num_steps_sampled_before_learning_starts": 10,
+    "training_intensity": 2,  # 4 updates an iteration
 }
-BUFFER = {"capacity": 150, "prioritized": True, "store_in_checkpoints": True}
+BUFFER = {"capacity": 75, "prioritized": True, "store_in_checkpoints": True}
 LSTM = {
     "use_lstm": True,
     "lstm_cell_size": 8,
@@ -47,7 +47,7 @@ ALGORITHMS = {
         PPOConfig().training(**TINY).model(hidden=[8], use_gru=True, lstm_cell_size=8)
     ),
     "PPO, attention": lambda: PPOConfig().training(**TINY).model(hidden=[8], **ATTENTION),
-    "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=24),
+    "A2C": lambda: A2CConfig().training(train_batch_size=BATCH, microbatch_size=12),
     "PG": lambda: PGConfig().training(train_batch_size=BATCH),
     "A3C": lambda: A3CConfig().training(train_batch_size=BATCH),
     "IMPALA": lambda: IMPALAConfig().training(**TINY, broadcast_interval=2),
@@ -61,19 +61,19 @@ ALGORITHMS = {
     ),
     "DQN": lambda: (
         DQNConfig()
-        .training(**REPLAY, n_step=3, target_network_update_freq=50)
-        .exploration(epsilon=[[0, 1.0], [256, 0.1]])
+        .training(**REPLAY, n_step=3, target_network_update_freq=25)
+        .exploration(epsilon=[[0, 1.0], [128, 0.1]])
         .replay(**BUFFER)
     ),
     "Rainbow": lambda: (
         DQNConfig()
-        .training(**REPLAY, n_step=3, num_atoms=7, noisy=True, target_network_update_freq=50)
+        .training(**REPLAY, n_step=3, num_atoms=7, noisy=True, target_network_update_freq=25)
         .exploration(epsilon=0)
         .replay(**BUFFER)
     ),
     "DQN, GRU": lambda: (
         DQNConfig()
-        .training(**REPLAY, n_step=2, value_rescaling=True, target_network_update_freq=50)
+        .training(**REPLAY, n_step=2, value_rescaling=True, target_network_update_freq=25)
         .model(hidden=[8], use_gru=True, lstm_cell_size=8, max_seq_len=5)
         .replay(**BUFFER, burn_in=3)
     ),
@@ -85,7 +85,7 @@ CONFIGS = {
     LOCKSTEP: lambda: (
         DQNConfig()
         .training(**REPLAY, n_step=2)
-        .replay(capacity=150, store_in_checkpoints=True, mode="lockstep")
+        .replay(capacity=75, store_in_checkpoints=True, mode="lockstep")
     ),
 }
 SEVERAL_AGENTS = "MultiAgentCartPole"
@@ -131,8 +131,8 @@ def learner_stats(algorithm):
 
 
 def assert_equal_weights(one, other):
-    """To the bit."""
-    first, second = one.get_weights(), other.get_weights()
+    """To the bit; each is an algorithm or its weights."""
+    first, second = (x if isinstance(x, dict) else x.get_weights() for x in (one, other))
     assert first.keys() == second.keys()
     for key, value in first.items():
         np.testing.assert_array_equal(value, second[key])
