@@ -17,7 +17,7 @@ from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleReq
 several_that_fail = make_multi_agent(FailsBySeed)
 
 
-@pytest.mark.parametrize(("mode", "length"), [("sync", 30), ("async", 15)])
+@pytest.mark.parametrize(("mode", "length"), [("sync", 30), ("async", 6)])
 @pytest.mark.parametrize("several", [False, True])
 def test_an_env_that_cannot_be_reset_with_a_seed_is_reset_with_another(several, mode, length):
     def made():
@@ -38,7 +38,7 @@ def test_an_env_that_cannot_be_reset_with_a_seed_is_reset_with_another(several, 
     replaced = {seed + 1 for seed in planned if seed % 4 == 1}
     assert len(replaced.intersection(seeds)) > length // 10
     assert set(seeds) <= replaced | {seed for seed in planned if seed % 4 != 1}
-    for k in range(2, 9):  # also from the middle of such episodes
+    for k in range(2, 9 if mode == "sync" else 4):  # also from the middle of such episodes
         successor.set_state(runner.get_state())
         one, other = (each.sample_fragment(SampleRequest(k, 1)) for each in (runner, successor))
         np.testing.assert_array_equal(one.batch[col.OBS], other.batch[col.OBS])

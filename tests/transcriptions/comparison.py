@@ -12,7 +12,7 @@ from logged_envs import Rows, read_log
 from plain_learners import Run
 from plain_networks import Weights
 
-ITERATIONS = 3
+ITERATIONS = 2
 TWO_POLICIES = {"policies": ["a", "b"]}
 
 

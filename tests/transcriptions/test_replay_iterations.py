@@ -11,13 +11,13 @@ COMMON = {
     "train_batch_size": 24,
     "minibatch_size": 16,
     "num_steps_sampled_before_learning_starts": 16,
-    "lr": [[0, 0.005], [20, 0.01], [60, 0.003]],
+    "lr": [[0, 0.005], [20, 0.01], [40, 0.003]],
     "gamma": 0.9,
     "adam_epsilon": 1e-5,
-    "training_intensity": 10,
+    "training_intensity": 6,
 }
 OFF = {"double_q": False, "dueling": False, "target_network_update_freq": 12}
-PRIORITIES = {"prioritized": True, "alpha": 0.7, "beta": [[0, 0.4], [72, 1.0]], "epsilon": 0.01}
+PRIORITIES = {"prioritized": True, "alpha": 0.7, "beta": [[0, 0.4], [48, 1.0]], "epsilon": 0.01}
 C51 = {"num_atoms": 5, "v_min": -4.0, "v_max": 3.0}
 NOISY = {"noisy": True, "sigma0": 0.5}
 SWITCHES = {
@@ -92,7 +92,7 @@ def remembering(config, **used):
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("actions", ["discrete", "bounded"])
 def test_sac(actions, activation, tmp_path):
-    rates = {"critic_lr": [[0, 0.01], [60, 0.002]], "alpha_lr": 0.02, "tau": 0.1, "n_step": 2}
+    rates = {"critic_lr": [[0, 0.01], [40, 0.002]], "alpha_lr": 0.02, "tau": 0.1, "n_step": 2}
     config = replaying(SACConfig(), PRIORITIES, **rates, initial_alpha=0.5, grad_clip=2.0)
     image, convolutions = activation == "relu", {"conv": [[3, 3, 1]], "conv_head": 5}
     config = config.model(activation=activation, **(convolutions if image else {}))
