@@ -23,7 +23,8 @@ def filtered(env, model=None, **settings):
     """One agent, with statistics of observations and of rewards."""
     settings = {"num_envs_per_env_runner": 3, "observation_filter": "MeanStdFilter", **settings}
     connectors, model = ConnectorsConfig(normalize_rewards=True), ModelConfig(**(model or {}))
-    spec = EnvSpec(use=env, max_episode_steps=40 if env in ("Pendulum-v1", "Taxi-v4") else None)
+    short = {"max_episode_steps": 40} if env in ("Pendulum-v1", "Taxi-v4") else {}
+    spec = EnvSpec(use=env, **short)
     return EnvRunner(RunnerSpec(spec, EnvRunnersConfig(**settings), connectors, model))
 
 
