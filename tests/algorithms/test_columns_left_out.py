@@ -14,7 +14,7 @@ from rlrun.algorithms.ppo import PPO
 from rlrun.data import columns as col
 from rlrun.data.column_reads import ALWAYS_KEPT
 
-BATCH = 64
+BATCH = 32
 ROWS = ALWAYS_KEPT - {col.SEQ_LENS}
 READ = {col.OBS, col.NEXT_OBS, col.ACTIONS}
 PUT_OUT = {col.ACTION_DIST_INPUTS, col.ACTION_LOGP}
@@ -25,7 +25,7 @@ def build(built):
     """Builds small experiments on CartPole."""
 
     def make(config=PPOConfig, algorithm=None, env="CartPole-v1", model=None, **sections):
-        sizes = {"train_batch_size": BATCH, "minibatch_size": 32}
+        sizes = {"train_batch_size": BATCH, "minibatch_size": 16}
         made = config().environment(env).training(**sizes).model(**(model or {"hidden": [8]}))
         made = made.env_runners(num_envs_per_env_runner=2).debugging(seed=1)
         for section, values in sections.items():

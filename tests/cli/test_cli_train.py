@@ -181,6 +181,7 @@ def test_code_of_the_user_that_ends_a_run_is_no_success(rlrun, how):
     callbacks = f"callbacks=[{{use: '{__name__}:_Ends', how: {how}}}]"
     options = ["--algorithm", "PPO", "--env", "CartPole-v1", "--run-dir", "run", callbacks]
     settings = ["env_runners.num_env_runners=0", "stop.training_iteration=3"]
+    settings += ["training={train_batch_size: 64, minibatch_size: 32}"]
     code, _, err = rlrun("train", *options, *settings)
     assert code == 1
     assert err.startswith("Traceback")

@@ -96,7 +96,7 @@ sampling_copies = make_multi_agent(Samples)
 def config(env: str, **env_runners: Any) -> Any:
     made = PGConfig().environment(f"{__name__}:{env}").debugging(seed=7)
     made = made.env_runners(num_envs_per_env_runner=2, **env_runners)
-    made = made.training(train_batch_size=40).evaluation(interval=1, episodes=3)
+    made = made.training(train_batch_size=20).evaluation(interval=1, episodes=3)
     return made if env in ("Draws", "Samples") else made.multi_agent(policies=["p"])
 
 

@@ -69,9 +69,9 @@ def test_its_algorithms_are_resumed_to_the_bit(folder, monkeypatch, name, traini
     monkeypatch.syspath_prepend(folder)
     settings = f"training={{train_batch_size: 10, minibatch_size: 8, {training}}}"
     for words in (
-        [f"{name}.yaml", settings, "stop.env_steps=60", "--run-dir", "whole"],
-        [f"{name}.yaml", settings, "stop.env_steps=40", "--run-dir", "halves"],
-        ["--resume", "halves", "stop.env_steps=60"],
+        [f"{name}.yaml", settings, "stop.env_steps=40", "--run-dir", "whole"],
+        [f"{name}.yaml", settings, "stop.env_steps=30", "--run-dir", "halves"],
+        ["--resume", "halves", "stop.env_steps=40"],
     ):
         app(["train", *words, "--plain"], standalone_mode=False)
     for file in ("weights.safetensors", "state.safetensors"):

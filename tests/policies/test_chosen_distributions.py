@@ -249,7 +249,7 @@ def test_a_distribution_that_cannot_be_sampled_is_refused(kind: type[Distributio
 )
 def test_ppo_learns_from_what_was_sampled(env: str, name: str, memory: dict) -> None:
     model = {"distribution": name, "hidden": [8], **memory}
-    config = PPOConfig().environment(env).model(**model).debugging(seed=1)
+    config = PPOConfig().environment(env).model(**model).evaluation(episodes=1).debugging(seed=1)
     algorithm = config.training(train_batch_size=64, minibatch_size=64, num_epochs=1).build()
     try:
         batch = algorithm.sample()

@@ -122,7 +122,7 @@ def test_nature_cnn_is_shared_by_default_and_has_the_published_size() -> None:
 
 @pytest.mark.parametrize(("shape", "num_layers"), [((36, 40, 3), 3), ((40, 35, 3), 2)])
 def test_small_images_have_convolutions_of_their_own(shape, num_layers) -> None:
-    module = build(gym.spaces.Box(0, 255, shape, np.uint8), gym.spaces.Discrete(2))
+    module = build(gym.spaces.Box(0, 255, shape, np.uint8), gym.spaces.Discrete(2), conv_head=4)
     convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     assert len(convolutions) == num_layers
 
