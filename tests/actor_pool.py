@@ -1,4 +1,4 @@
-"""ActorPool: actors that one test after another uses; a new process takes seconds to import Ray."""
+"""ActorPool: actors that several tests use, as a new process takes seconds to import Ray."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FREE_S = 0.5  # that an actor has to become free, before it is killed after all
 
 
 class ActorPool:
-    """Keeps actors that are killed, and constructs them anew for whoever asks for their class.
+    """Keeps actors that are killed; a later request for their class constructs them anew.
 
-    They are processes of their own, and what is sent to them is pickled, as ever. What a process
-    has imported and registered, and its signal handlers, are still there.
+    Actors stay processes of their own, to which all messages are pickled. A process keeps what it
+    has imported and registered, and its signal handlers.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ActorPool:
         self._free: defaultdict[Any, list[tuple[int, Any, Any]]] = defaultdict(list)
         self._taken: dict[int, tuple[Any, int, Any]] = {}
         self._remote, self._kill = ray.remote, ray.kill
-        ray.kill = self.kill  # for as long as the process runs: a test's actors may outlive it
+        ray.kill = self.kill  # also after `shared`, where fixtures end
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -38,18 +38,18 @@ class ActorPool:
             yield
 
     def remote(self, *decorated: Any, **options: Any) -> Any:
-        """`ray.remote`, for classes with options; those that need a place of their own get it."""
+        """`ray.remote`; for classes with options, unless they need resources, from the pool."""
         if decorated or options.get("resources"):
             return self._remote(*decorated, **options)
         return lambda code: _PooledClass(self, code, options)
 
     def take(self, code: type, options: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
         """A handle of an actor with newly constructed state."""
-        options = {**options, "num_cpus": 0}  # those that nobody uses are in nobody's way
+        options = {**options, "num_cpus": 0}  # unused actors leave all CPUs to others
         key = ray.get_runtime_context().get_node_id(), code, repr(sorted(options.items()))
         free = self._free[key]
         while free:
-            number, actor, emptied = free.pop(free.index(min(free)))  # the one that imported most
+            number, actor, emptied = free.pop(free.index(min(free)))  # the oldest has imported most
             if _is_free(emptied):
                 actor.__ray_call__.remote(_construct, *arguments)
                 break

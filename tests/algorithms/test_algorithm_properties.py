@@ -70,7 +70,7 @@ class Trained:
     weights: tuple[Any, Any]
 
 
-EVALUATED = {"evaluation": {"episodes": 3, "seed": 3}}
+EVALUATED = {"evaluation": {"episodes": 2, "seed": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_equal_seeds_give_equal_results_evaluated_or_not_and_other_seeds_others(
     built, trained, name, env
 ):
     plain, other = trained(name, env), built(name, env, seed=6, **FILTERED)
-    evaluated = built(name, env, evaluation={"interval": 1, "episodes": 3}, **FILTERED)
+    evaluated = built(name, env, evaluation={"interval": 1, "episodes": 2}, **FILTERED)
     assert plain.rows[0] != train(other, 1)[0]
     for row, same in zip(plain.rows[:2], train(evaluated, 2), strict=True):
-        assert (row["evaluation/episodes"], same["evaluation/episodes"]) == (None, 3)
+        assert (row["evaluation/episodes"], same["evaluation/episodes"]) == (None, 2)
         assert row.keys() == same.keys()
         different = {key for key in row if row[key] != same[key]}
         assert all(key.startswith("evaluation/") for key in different), different

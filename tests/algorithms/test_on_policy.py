@@ -136,7 +136,7 @@ def test_a_column_that_is_not_of_the_batch_s_rows_is_named(build, column, found)
 
 @pytest.mark.parametrize("synced", [True, False])
 def test_weights_that_never_reach_the_env_runners_are_told_once(build, caplog, monkeypatch, synced):
-    algorithm = build()
+    algorithm = build(training={"train_batch_size": 8})
     if not synced:
         monkeypatch.setattr(algorithm, "sync_weights", lambda: None)
     for _ in range(102):

@@ -103,6 +103,7 @@ if __name__ == "__main__":
     mode, folder = sys.argv[1:]
     envs = ["num_env_runners=0", "num_envs_per_env_runner=2", "gym_env_vectorize_mode=" + mode]
     words = ["train", "ppo/cartpole", "stop.training_iteration=1", "--quiet", "--run-dir", folder]
+    words += ["training.train_batch_size=64", "training.minibatch_size=32"]
     sys.argv = ["rlrun", *words, *("env_runners." + word for word in envs)]
     main()
 """

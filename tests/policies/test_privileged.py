@@ -75,9 +75,8 @@ def config_of(kind, env, model, **settings):
     settings.setdefault("observation_filter", "NoFilter" if env.get("camera") else "MeanStdFilter")
     config.env_runners(horizon=20, **settings)
     if kind is SACConfig:
-        return config.training(
-            train_batch_size=16, minibatch_size=8, num_steps_sampled_before_learning_starts=8
-        )
+        batches = {"train_batch_size": 16, "minibatch_size": 8, "training_intensity": 2}
+        return config.training(**batches, num_steps_sampled_before_learning_starts=8)
     return config.training(train_batch_size=16, minibatch_size=16, num_epochs=1)
 
 
