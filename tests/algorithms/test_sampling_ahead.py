@@ -218,9 +218,9 @@ def test_a_runner_that_comes_back_goes_on_where_it_stood(built: Any) -> None:
     algorithm.resize_env_runners(2)
     numbers = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner.get_state())
     np.testing.assert_array_equal(numbers[1]["episodes"]["number"], before["episodes"]["number"])
-    with pytest.raises(ValueError, match=r"training.train_batch_size: 64 is too small"):
+    with pytest.raises(ValueError, match=r"training.train_batch_size: 32 is too small"):
         built(
-            build, "PPO", runners=2, env_runners={"rollout_fragment_length": 16}
+            build, "PPO", runners=2, env_runners={"rollout_fragment_length": 8}
         ).resize_env_runners(3)
 
 
