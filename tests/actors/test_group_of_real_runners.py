@@ -164,9 +164,7 @@ def test_runners_that_are_started_later_act_with_the_weights_that_were_set_last(
 
 
 @pytest.mark.faults
-def test_a_runner_that_a_call_of_all_finds_dead_is_restarted_and_called(
-    local_ray: None,
-) -> None:
+def test_a_runner_that_a_call_of_all_finds_dead_is_restarted_and_called(local_ray: None) -> None:
     observations = []
     for kills in (False, True):
         group = group_of(spec_of(EnvSpec(use="CartPole-v1")), 2)
