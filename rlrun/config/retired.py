@@ -1,9 +1,9 @@
 """Names of RLlib, Stable-Baselines3, CleanRL and Sample Factory, and what to use instead.
 
 Owns: the advice for a key of another library, from retired.yaml, and for an attribute of RLlib's
-classes. RLlib's names also translate its
-flat config dicts in the builder. The others only appear in messages, since most of them count
-something else. Must not know: the schema; a test holds that every new name exists in it.
+classes. RLlib's names also translate its flat config dicts in the builder. The others only appear
+in messages, since most of them count something else. Must not know: the schema; a test holds that
+every new name exists in it.
 """
 
 from collections.abc import Mapping
