@@ -426,7 +426,9 @@ def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, num
 def test_it_learns_what_to_do_in_two_states(built, name):
     """It is shown one of two tokens and has to name it; ten times right is a return of 10."""
     names_tokens = {"use": "RepeatAfterMe", "delay": 0, "length": 10}
-    fast = {"lr": 0.01, **({"training_intensity": 8} if name in REPLAYS else {})}
+    fast = {"lr": 0.01, "train_batch_size": 64}
+    if name in REPLAYS:
+        fast["training_intensity"] = 8
     algorithm = built(name, names_tokens, seed=2, training=fast, evaluation={"episodes": 5})
     assert algorithm.evaluate()["episode_return_mean"] < 10
     right_in_a_row = 0
@@ -436,7 +438,7 @@ def test_it_learns_what_to_do_in_two_states(built, name):
         right_in_a_row = right_in_a_row + 1 if right else 0
         if right_in_a_row == 3:
             return
-    pytest.fail(f"{name} does not name the token that it sees after {40 * BATCH} env steps")
+    pytest.fail(f"{name} does not name the token that it sees after {40 * 64} env steps")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
