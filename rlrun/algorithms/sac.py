@@ -286,7 +286,7 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
         for prefix, critic in self._critics():
             named = {name: x for name, x in weights.items() if name.startswith(prefix)}
             critic.load_named_weights({name.removeprefix(prefix): x for name, x in named.items()})
-        # Also without those of a policy that has learned before and is frozen now.
+        # A frozen policy has no critics, but weights from when it still learned include them.
         prefixes = tuple(f"{policy_id}/{CRITICS}" for policy_id in self.learners)
         own = {name: x for name, x in weights.items() if not name.startswith(prefixes)}
         super().set_weights(own)

@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 def replace_text(path: Path, text: str) -> None:
     """Write a small text file atomically; raises OSError, with its path, if that fails."""
     try:
+        # Mode "x" does not write through a link that has the temporary name.
         with _renamed_to(path) as temporary, temporary.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -37,7 +38,7 @@ def replace_link(link: Path, target: str) -> None:
 
 @contextmanager
 def _renamed_to(path: Path) -> Iterator[Path]:
-    """A free name beside ``path`` for a file or link, which is renamed to ``path`` at the end."""
+    """Yield a free name beside ``path``; what is made there is renamed to ``path`` at the end."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)

@@ -102,7 +102,12 @@ def _clipped(ratios: Array, bound: float | None) -> Array:
 def vtrace_of_rows(
     lengths: Array, *columns: Array, settings: VTraceSettings
 ) -> tuple[Array, Array]:
-    """`vtrace` for the rows ``[N]`` of a batch of contiguous chunks, as `gae_of_rows`."""
+    """`vtrace` for the rows of a batch of contiguous chunks; targets and advantages, ``[N]`` each.
+
+    Args:
+        lengths: rows of each chunk, in order; they add up to N.
+        columns: the positional arguments of `vtrace`, each ``[N]``.
+    """
     shaped, back = in_time_major(columns, lengths, end=4)
     targets, advantages = vtrace(*shaped, settings=settings)
     return back(targets), back(advantages)
