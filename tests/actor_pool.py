@@ -13,6 +13,8 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
+from rlrun.learning.learner_group import LearnerHost
+
 _FREE_S = 0.5  # that an actor has to become free, before it is killed after all
 
 
@@ -20,7 +22,8 @@ class ActorPool:
     """Keeps actors that are killed; a later request for their class constructs them anew.
 
     Actors stay processes of their own, to which all messages are pickled. A process keeps what it
-    has imported and registered, and its signal handlers.
+    has imported and registered, and its signal handlers. Learners are never kept: the sockets of
+    their process group would stay open.
     """
 
     def __init__(self) -> None:
@@ -71,6 +74,7 @@ class ActorPool:
 class _PooledClass:
     def __init__(self, pool: ActorPool, code: type, options: dict[str, Any]) -> None:
         self._pool, self._code, self._options = pool, code, options
+        assert code is not LearnerHost, "a test with learners takes local_ray"
 
     def remote(self, *arguments: Any) -> Any:
         return self._pool.take(self._code, self._options, arguments)

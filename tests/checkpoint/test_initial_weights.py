@@ -79,7 +79,7 @@ def runners_and_learners(config):
     return config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
 
 
-def test_runners_in_other_processes_begin_alike(trained, built, shared_actors):
+def test_runners_in_other_processes_begin_alike(trained, built, local_ray):
     source = trained(ppo(**FILTER))
     apart = built(runners_and_learners(ppo(**FILTER)).initial_weights("source"))
     before = statistics(source)["count"]

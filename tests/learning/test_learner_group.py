@@ -247,9 +247,8 @@ def test_an_error_of_a_loss_brings_its_traceback_out_of_a_learners_process():
 
 
 @pytest.fixture(scope="module")
-def two(local_ray, actor_pool):
-    with actor_pool.shared():
-        group = build_learner(make_module(), TRAINING, TWO)
+def two(local_ray):
+    group = build_learner(make_module(), TRAINING, TWO)
     assert isinstance(group, LearnerGroup)
     yield group
     group.stop()
