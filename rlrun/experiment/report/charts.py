@@ -77,6 +77,47 @@ def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:
     return points[::-1][::every][::-1]
 
 
+class GrowingCurve:
+    """Points of a curve that are thinned out evenly as they are added.
+
+    Args:
+        most: number of points that are kept, at most.
+
+    Attributes:
+        changes: whether not all values are equal.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.changes = False
+        self._most = most
+        self._points: list[Point] = []  # every so many of those that were added, the first included
+        self._last: Point | None = None
+        self._count, self._every = 0, 1
+
+    def add(self, x: float, y: float) -> None:
+        """Add a point."""
+        self.changes |= self._last is not None and y != self._last[1]
+        self._last = (x, y)
+        if self._count % self._every == 0:
+            self._points.append(self._last)
+            if len(self._points) == 2 * self._most:
+                del self._points[1::2]
+                self._every *= 2
+        self._count += 1
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """What is kept, with the last point that was added."""
+        ends_with_last = (self._count - 1) % self._every == 0
+        points = self._points if ends_with_last or not self._last else [*self._points, self._last]
+        return thinned(points, self._most)
+
+    def curve(self, label: str) -> Curve:
+        """What is kept, as a line of a chart."""
+        points = self.points
+        return Curve(label, [x for x, _ in points], [y for _, y in points])
+
+
 @dataclass(frozen=True)
 class Axis:
     """One vertical axis of parallel coordinates."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.data.results import RETURN, counts_already, number_at
+from rlrun.experiment.report.charts import GrowingCurve
 from rlrun.experiment.stopping import COUNTERS, StopCriteria
 
 _MOST_POINTS = 512
@@ -39,8 +40,8 @@ class ConsoleState:
         self.status = "starting"
         """Step of the start, shown until the first result."""
         self.result: Mapping[str, Any] | None = None
-        self.returns: list[float] = []
-        """History of the mean return, thinned to a bounded length."""
+        self.returns = GrowingCurve(_MOST_POINTS)
+        """Mean return by iteration."""
         self.best_return: float | None = None
         self.timers_s: dict[str, float] = {}
         """Recent seconds per iteration by phase, in the result's order."""
@@ -53,7 +54,7 @@ class ConsoleState:
         self._started = clock()
         self._stopped: float | None = None
         self._first: dict[str, tuple[float, float]] = {}  # key of a criterion -> (time, value)
-        self._stride, self._count, self._dry = 1, 0, 0
+        self._dry = 0
 
     def update(self, result: Mapping[str, Any]) -> None:
         """Update from a result."""
@@ -85,12 +86,7 @@ class ConsoleState:
                 continue
             if counts_already(RETURN, row, self.header.stop.smoothing_episodes):
                 self.best_return = mean if self.best_return is None else max(self.best_return, mean)
-            if self._count % self._stride == 0:
-                self.returns.append(mean)
-                if len(self.returns) > _MOST_POINTS:
-                    del self.returns[1::2]
-                    self._stride *= 2
-            self._count += 1
+            self.returns.add(float(row.get("training_iteration", 0)), mean)
 
     @property
     def elapsed_s(self) -> float:

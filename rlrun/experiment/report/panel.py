@@ -120,7 +120,8 @@ def _returns(state: ConsoleState, room: int) -> Text:
         return Text("no episode has ended yet", style="italic")
     text = Text(f"{two_decimals(mean):<10}", style="bold green")
     tail = "" if state.best_return is None else f"  best {two_decimals(state.best_return)}"
-    text.append(sparkline(list(state.returns), max(8, room - len(text) - len(tail) - 1)), "green")
+    returns = [value for _, value in state.returns.points]
+    text.append(sparkline(returns, max(8, room - len(text) - len(tail) - 1)), "green")
     return text.append(tail, "default")
 
 

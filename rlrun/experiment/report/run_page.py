@@ -16,7 +16,7 @@ from rlrun.config.dump import flow, to_plain
 from rlrun.config.registry import ALGORITHMS, algorithm_class
 from rlrun.config.schema import ExperimentConfig
 from rlrun.data.results import RETURN, Row, flat, flat_numbers, number_at
-from rlrun.experiment.report.charts import Chart, Curve, Point, thinned
+from rlrun.experiment.report.charts import Chart, GrowingCurve
 from rlrun.experiment.report.numbers import clock_time, number
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.report.tables import Table
@@ -96,7 +96,7 @@ class _Results:
         self.last: Row = {}
         self.highest: float | None = None
         self.seconds: dict[str, float] = {}
-        self.series: dict[str, dict[str, _Series]] = {title: {} for title in _CURVES}
+        self.series: dict[str, dict[str, GrowingCurve]] = {title: {} for title in _CURVES}
         for self.last in rows:
             self._take(self.last)
 
@@ -120,44 +120,13 @@ class _Results:
                 self._add(name, policy, steps, value)
 
     def _add(self, title: str, label: str, x: float, y: float) -> None:
-        self.series.setdefault(title, {}).setdefault(label, _Series()).add(x, y)
+        curves = self.series.setdefault(title, {})
+        curves.setdefault(label, GrowingCurve(MOST_POINTS)).add(x, y)
 
 
 def _part(row: Row, key: str) -> Row:
     part = row.get(key)
     return part if isinstance(part, dict) else {}
-
-
-class _Series:
-    """Points of a curve, evenly thinned out while they are added.
-
-    Attributes:
-        changes: whether not all values are equal.
-    """
-
-    def __init__(self) -> None:
-        self.changes = False
-        self._points: list[Point] = []
-        self._count, self._every = 0, 1
-        self._last = (0.0, 0.0)
-
-    def add(self, x: float, y: float) -> None:
-        """Add a point."""
-        self.changes |= self._count > 0 and y != self._last[1]
-        self._last = (x, y)
-        self._count += 1
-        if self._count % self._every:
-            return
-        self._points.append(self._last)
-        if len(self._points) == 2 * MOST_POINTS:
-            del self._points[::2]
-            self._every *= 2
-
-    def curve(self, label: str) -> Curve:
-        """At most MOST_POINTS points, the last of all included."""
-        points = self._points if not self._count % self._every else [*self._points, self._last]
-        kept = thinned(points, MOST_POINTS)
-        return Curve(label, [x for x, _ in kept], [y for _, y in kept])
 
 
 def _charts(results: _Results) -> Iterator[Chart]:
