@@ -299,11 +299,9 @@ def _check_version(directory: Path, version: Any) -> None:
 
 def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
     for name in _FILES:
+        promised = manifest["files"][name]["bytes"]
         try:
-            promised = manifest["files"][name]["bytes"]
             found = (directory / name).stat().st_size
-        except (KeyError, TypeError):
-            raise CheckpointError(f"{directory}: {MANIFEST} does not list {name}") from None
         except OSError:
             raise CheckpointError(f"{directory}: the checkpoint is incomplete: no {name}") from None
         if found != promised:
