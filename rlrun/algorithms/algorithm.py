@@ -7,6 +7,7 @@ or stop criteria, which are the experiment's.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
 from rlrun.algorithms.result import Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
+from rlrun.algorithms.unused_settings import unused_settings
 from rlrun.checkpoint.checkpoint import (
     read_checkpoint,
     restore_checkpoint,
@@ -57,6 +59,8 @@ from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
+
+_log = logging.getLogger(__name__)
 
 T_co = TypeVar("T_co", bound=TrainingConfig, covariant=True, default=TrainingConfig)
 P = TypeVar("P", bound=Part)
@@ -128,6 +132,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self._ahead = self.keep("ahead", ahead)
         built.callback(self.policies.stop)
         self.policies.build(spec, *find_spaces(spec, group), self.make_learner)
+        for address, reason in unused_settings(config, self.policies):
+            _log.warning("%s has no effect: %s", address, reason)
         self.evaluator = Evaluator(config, spec, self.policies, self.explorations)
         built.callback(self.evaluator.stop)
         given = {*vars(self)}

@@ -6,7 +6,7 @@ and GPUs are counted when a run starts), environments, their agents and spaces.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rlrun.config import retired
@@ -28,9 +28,9 @@ from rlrun.config.schema import (
     ModelConfig,
     MultiAgentConfig,
     PolicySource,
-    Section,
     TrainingConfig,
 )
+from rlrun.config.section import changed_settings
 from rlrun.config.validate import validated
 
 RESULT_KEYS = (
@@ -148,7 +148,9 @@ def _check_env_runners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("fault_tolerance", "restart_failed_sub_environments"), message)
     yield from _check_remote_envs(experiment)
     for (section, key), (connector, pipeline) in _DEFAULT_CONNECTORS.items():
-        if _changed(getattr(experiment, section), (key,)) and not getattr(settings, pipeline):
+        if changed_settings(getattr(experiment, section), (key,)) and not getattr(
+            settings, pipeline
+        ):
             message = f"{connector} is a default connector, and these are switched off"
             message += f"; env_runners.{pipeline}: true switches them on"
             yield Finding((section, key), message)
@@ -265,7 +267,7 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         yield Finding(("learners", "cuda_graphs"), message)
     if not learners.num_learners:
         of_actors = ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts")
-        for name in _changed(learners, of_actors):
+        for name in changed_settings(learners, of_actors):
             message = "there is no remote learner; set num_learners, or remove this key"
             yield Finding(("learners", name), message)
         return
@@ -281,7 +283,7 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
 def _check_rules(experiment: ExperimentConfig) -> Iterator[Finding]:
     """Sections that the algorithm does not use, and its own rules."""
     algorithm = algorithm_class(experiment.algorithm)
-    for name in _changed(experiment, OPTIONAL_SECTIONS):
+    for name in changed_settings(experiment, OPTIONAL_SECTIONS):
         yield from _check_section_is_used(experiment, (name,))
     validate = getattr(algorithm, "validate", None)
     own = _custom_policies(experiment)
@@ -353,9 +355,9 @@ def _check_beside_custom_policies(experiment: ExperimentConfig) -> Iterator[Find
     one = "is not a network of rlrun; write its arguments", "learns by its own"
     several = "are not networks of rlrun; write their arguments", "learn by their own"
     are_none, learn = one if len(uses) == 1 else several
-    for name in _changed(experiment, ("model", "exploration", "replay", "learners")):
+    for name in changed_settings(experiment, ("model", "exploration", "replay", "learners")):
         yield Finding((name,), f"{named} {are_none} beside `use`")
-    for name in _changed(training, type(training).model_fields):
+    for name in changed_settings(training, type(training).model_fields):
         if name not in _OF_CUSTOM_POLICIES:
             message = f"{named} {learn} learn_on_batch(); remove this key"
             yield Finding(("training", name), message)
@@ -512,17 +514,19 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
                 if address != "model.use" and off != ()
             ]
             reason = " and ".join(off) or "there are no connectors of your own"
-            for key in _changed(getattr(experiment, name), dependents):
+            for key in changed_settings(getattr(experiment, name), dependents):
                 yield Finding((name, key), f"has no effect: {reason}")
     algorithm = algorithm_class(experiment.algorithm)
     if experiment.env_runners.num_env_runners and not getattr(algorithm, "asynchronous", False):
-        for key in _changed(experiment.env_runners, ("max_requests_in_flight_per_env_runner",)):
+        for key in changed_settings(
+            experiment.env_runners, ("max_requests_in_flight_per_env_runner",)
+        ):
             message = (
                 f"has no effect: an env runner has one request at a time in {algorithm.__name__}"
             )
             yield Finding(("env_runners", key), message)
     if not getattr(algorithm, "samples_distribution", True):
-        for key in _changed(experiment.model, ("share_layers", "free_log_std")):
+        for key in changed_settings(experiment.model, ("share_layers", "free_log_std")):
             message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
 
@@ -543,19 +547,11 @@ def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
         return
     named, whole = import_object(use), import_object("rlrun.policies.rl_module:RLModule")
     if isinstance(named, type) and not issubclass(named, whole):
-        for key in _changed(experiment.model, ("hidden", "activation")):
+        dueling = getattr(experiment.training, "dueling", False)  # it has a layer in each stream
+        keys = ("hidden",) if dueling else ("hidden", "activation")
+        for key in changed_settings(experiment.model, keys):
             message = f"has no effect: there are no hidden layers after {use}"
             yield Finding(("model", key), message)
-
-
-def _changed(section: Section, keys: Iterable[str]) -> list[str]:
-    fields = type(section).model_fields
-    return [
-        key
-        for key in keys
-        if key in fields
-        and getattr(section, key) != fields[key].get_default(call_default_factory=True)
-    ]
 
 
 def most_iterations(experiment: ExperimentConfig) -> int | None:

@@ -6,6 +6,7 @@ Owns: `Section`, the base of every section, the kinds of numbers, and the ways t
 """
 
 import types
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -44,6 +45,17 @@ class Section(BaseModel):
             key: _adapted(value, fields[key].annotation) if key in fields else value
             for key, value in data.items()
         }
+
+
+def changed_settings(section: Section, keys: Iterable[str]) -> list[str]:
+    """Those of the keys that a section has with another value than the default."""
+    fields = type(section).model_fields
+    return [
+        key
+        for key in keys
+        if key in fields
+        and getattr(section, key) != fields[key].get_default(call_default_factory=True)
+    ]
 
 
 def _adapted(value: Any, annotation: Any) -> Any:

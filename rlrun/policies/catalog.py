@@ -14,7 +14,6 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
 from rlrun.policies.attention import AttentionActorCritic
 from rlrun.policies.masked_module import ModuleFactory, with_action_mask
-from rlrun.policies.networks import ConvEncoder
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
 from rlrun.policies.rl_module import ActorCritic, RLModule, flattens
@@ -74,23 +73,13 @@ def seeded_module(
     model: ModelConfig,
     seed: int,
 ) -> RLModule:
-    """A module whose initial weights follow from the seed alone.
-
-    Raises:
-        ConfigError: there are settings of convolutions, and no convolutions.
-    """
+    """A module whose initial weights follow from the seed alone."""
     # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            module = with_action_mask(factory, observation_space, action_space, model)
+            return with_action_mask(factory, observation_space, action_space, model)
     finally:
         torch.set_num_threads(num_threads)
-    has_images = any(isinstance(part, ConvEncoder) for part in module.modules())
-    for key in () if has_images else ("conv_dtype", "conv_head"):
-        if getattr(model, key) != ModelConfig.model_fields[key].default:
-            message = "no image reaches a convolution here; remove this key"
-            raise misfit(f"model.{key}", message)
-    return module

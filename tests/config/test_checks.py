@@ -155,6 +155,9 @@ def test_a_setting_has_an_effect_if_the_switch_of_any_policy_is_on(write):
     ("text", "keys"),
     [
         ("algorithm: PPO\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", ["model.hidden"]),
+        ("algorithm: PPO\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, activation: relu}", ["model.activation"]),
+        ("algorithm: DQN\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, activation: relu}", []),
+        ("algorithm: DQN\nenv: CartPole-v1\ntraining: {dueling: false}\nmodel: {use: 'torch.nn:Linear', out_features: 3, activation: relu}", ["model.activation"]),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", []),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, log_std_init: -1}", ["model.share_layers"]),
         ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: 20}", ["training.v_min", "replay.alpha"]),

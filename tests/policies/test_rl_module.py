@@ -284,13 +284,6 @@ def test_convolutions_may_compute_in_bfloat16() -> None:
     assert all(weight.grad.dtype == torch.float32 for weight in rough.parameters())
 
 
-@pytest.mark.parametrize("setting", [{"conv_dtype": "bfloat16"}, {"conv_head": 64}])
-def test_settings_of_convolutions_without_an_image_are_refused(setting: dict[str, Any]) -> None:
-    model = ModelConfig(**setting)
-    with pytest.raises(ConfigError, match="no image"):
-        seeded_module(build_module, VECTOR, gym.spaces.Discrete(2), model, seed=1)
-
-
 def test_a_kernel_larger_than_the_image_is_refused_with_its_numbers() -> None:
     with pytest.raises(ValueError, match=r"layer 1 has a 8x8 kernel, but only 4x4 pixels"):
         ConvEncoder((20, 20, 3), [[8, 8, 4], [8, 8, 4]], 16)

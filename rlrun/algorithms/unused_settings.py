@@ -1,0 +1,65 @@
+"""Settings without effect in the spaces of an environment, which are known once it is built.
+
+Owns which settings need images, hidden layers or continuous actions. What can be told without an
+environment is in `config/checks.py`. Must not know how networks are built.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+
+from rlrun.algorithms.policies import Policies
+from rlrun.config.policies import PolicySettings
+from rlrun.config.registry import ALGORITHMS
+from rlrun.config.schema import ExperimentConfig
+from rlrun.config.section import changed_settings
+from rlrun.data.nested import space_without_mask
+from rlrun.policies.action_sampling import action_layout
+from rlrun.policies.layers import has_image
+
+
+def unused_settings(config: ExperimentConfig, policies: Policies) -> Iterator[tuple[str, str]]:
+    """Settings that differ from their defaults and have no effect on any policy.
+
+    Yields:
+        A setting's address and the reason.
+    """
+    spaces = {policy_id: policies.module_spaces(policy_id) for policy_id in policies}
+    if not any(_is_continuous(action_space) for _, action_space in spaces.values()):
+        for key in changed_settings(config.connectors, ("normalize_actions", "clip_actions")):
+            yield f"connectors.{key}", "no action is continuous"
+    unused, used = dict[str, str](), set[str]()
+    for policy_id, settings in policies.items():
+        reasons = _reasons(config, settings, *spaces[policy_id])
+        for key in changed_settings(settings.model, type(settings.model).model_fields):
+            if key in reasons:
+                unused[key] = reasons[key]
+            else:
+                used.add(key)
+    yield from ((f"model.{key}", unused[key]) for key in unused if key not in used)
+
+
+def _reasons(
+    config: ExperimentConfig,
+    settings: PolicySettings,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> dict[str, str]:
+    """Settings of the default networks without effect in these spaces, each with the reason."""
+    model, reasons = settings.model, dict[str, str]()
+    if model.use is not None or settings.use is not None or config.algorithm not in ALGORITHMS:
+        return reasons  # code of the user's own may read all settings
+    space = space_without_mask(observation_space)
+    is_box = isinstance(space, gym.spaces.Box)
+    if not has_image(space) and not (is_box and model.conv):
+        reasons |= dict.fromkeys(("conv", "conv_head", "conv_dtype"), "there are no images")
+    elif is_box and config.algorithm != "SAC":
+        reasons["hidden"] = "there are no hidden layers after convolutions"
+    if not _is_continuous(action_space):
+        reasons |= dict.fromkeys(("log_std_init", "free_log_std"), "no action is continuous")
+    return reasons
+
+
+def _is_continuous(action_space: gym.Space[Any]) -> bool:
+    return any(leaf.kind == "gaussian" for leaf in action_layout(action_space).leaves)
