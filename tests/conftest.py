@@ -64,15 +64,17 @@ def actor_pool() -> Any:
 
 
 @pytest.fixture
-def shared_actors(
-    local_ray: None, actor_pool: Any, request: pytest.FixtureRequest
-) -> Iterator[None]:
-    """Actors are those of the tests before this one, but for tests of faults."""
-    if request.node.get_closest_marker("faults") is None:
-        with actor_pool.shared():
-            yield
-    else:
+def kept_actors(local_ray: None, actor_pool: Any) -> Iterator[None]:
+    """Actors are those of the tests before this one."""
+    with actor_pool.shared():
         yield
+
+
+@pytest.fixture
+def shared_actors(request: pytest.FixtureRequest) -> None:
+    """Actors are those of the tests before this one, but for tests of faults."""
+    faulty = request.node.get_closest_marker("faults") is not None
+    request.getfixturevalue("local_ray" if faulty else "kept_actors")
 
 
 @pytest.fixture

@@ -310,8 +310,10 @@ def rows_of_its_own_exploration(name, env, runners):
 
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", EXPLORATIONS)
-def test_every_way_to_explore_goes_on_to_the_bit(built, kind, runners):
+def test_every_way_to_explore_goes_on_to_the_bit(request, built, kind, runners):
     """From the middle of episodes; fragments are single steps."""
+    if runners:
+        request.getfixturevalue("kept_actors")
     name, settings = EXPLORATIONS[kind]
     sections = {"exploration": {"type": kind, **settings}} if kind.isalpha() else settings
     env = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
@@ -418,7 +420,7 @@ def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
         *((name, 2, 2) for name in ASYNCHRONOUS),
     ],
 )
-def test_remote_runners_sample_exactly_the_train_batch(built, name, runners, num_envs):
+def test_remote_runners_sample_exactly_the_train_batch(kept_actors, built, name, runners, num_envs):
     assert_exact_batches(train(built(name, runners=runners, num_envs=num_envs), 2))
 
 

@@ -71,8 +71,10 @@ def watched(built, env="CartPole-v1", runners=0, **evaluation):
 @pytest.mark.parametrize("env", ["CartPole-v1", *AGENTS])
 @pytest.mark.parametrize("runners", [0, pytest.param(2, marks=pytest.mark.faults)])
 def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume(
-    built, env, runners
+    request, built, env, runners
 ):
+    if runners:
+        request.getfixturevalue("kept_actors")
     SEEN.clear()
     straight, resumed = watched(built, env, runners), watched(built, env, runners)
     straight.train()
