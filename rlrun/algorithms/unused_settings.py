@@ -14,8 +14,7 @@ from rlrun.config.policies import PolicySettings
 from rlrun.config.registry import ALGORITHMS
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.section import changed_settings
-from rlrun.data.nested import space_without_mask
-from rlrun.policies.action_sampling import action_layout
+from rlrun.data.nested import leaf_spaces, space_without_mask
 from rlrun.policies.layers import has_image
 
 
@@ -52,7 +51,7 @@ def _reasons(
         return reasons  # code of the user's own may read all settings
     space = space_without_mask(observation_space)
     is_box = isinstance(space, gym.spaces.Box)
-    if not has_image(space) and not (is_box and model.conv):
+    if not has_image(space) and not (is_box and model.conv is not None):
         reasons |= dict.fromkeys(("conv", "conv_head", "conv_dtype"), "there are no images")
     elif is_box and config.algorithm != "SAC":
         reasons["hidden"] = "there are no hidden layers after convolutions"
@@ -62,4 +61,5 @@ def _reasons(
 
 
 def _is_continuous(action_space: gym.Space[Any]) -> bool:
-    return any(leaf.kind == "gaussian" for leaf in action_layout(action_space).leaves)
+    boxes = (leaf for _, leaf in leaf_spaces(action_space) if isinstance(leaf, gym.spaces.Box))
+    return any(box.dtype.kind == "f" for box in boxes)

@@ -91,12 +91,12 @@ class GrowingCurve:
         self.changes = False
         self._most = most
         self._points: list[Point] = []  # every so many of those that were added, the first included
-        self._last: Point | None = None
+        self._last = (0.0, 0.0)
         self._count, self._every = 0, 1
 
     def add(self, x: float, y: float) -> None:
         """Add a point."""
-        self.changes |= self._last is not None and y != self._last[1]
+        self.changes |= self._count > 0 and y != self._last[1]
         self._last = (x, y)
         if self._count % self._every == 0:
             self._points.append(self._last)
@@ -108,8 +108,8 @@ class GrowingCurve:
     @property
     def points(self) -> Sequence[Point]:
         """What is kept, with the last point that was added."""
-        ends_with_last = (self._count - 1) % self._every == 0
-        points = self._points if ends_with_last or not self._last else [*self._points, self._last]
+        has_last = (self._count - 1) % self._every == 0
+        points = self._points if has_last else [*self._points, self._last]
         return thinned(points, self._most)
 
     def curve(self, label: str) -> Curve:
