@@ -46,6 +46,7 @@ from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
 from rlrun.learning.learner import means_of_rows
 from rlrun.learning.losses import closed_form
+from rlrun.policies.action_sampling import log_softmax
 from rlrun.policies.layers import QOptions
 from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.q_network import ATOM_LOGITS, QNetwork, build_q_network
@@ -193,6 +194,55 @@ def c51_loss(
     return loss, statistics
 
 
+@closed_form
+def c51_gradient(
+    module: QNetwork, rows: dict[str, Array], *, target: QNetwork, double_q: bool
+) -> dict[str, Any]:
+    """The `Gradient` of `c51_loss` in closed form, for networks that have a `vjp`."""
+    values, logits, backward = module.vjp(rows)
+    next_rows = {col.OBS: rows[col.NEXT_OBS]}
+    selection_values, next_logits, _ = target.vjp(next_rows)
+    if double_q:
+        selection_values = module.vjp(next_rows)[0]
+    index, terminal, support = np.arange(len(values)), rows[col.TERMINATEDS], module.support.numpy()
+    next_logits = next_logits[index, selection_values.argmax(1)]
+    next_logits = np.where(terminal[:, None], np.nan_to_num(next_logits), next_logits)
+    discounts = np.where(terminal, np.float32(0.0), rows[col.DISCOUNTS])
+    probabilities = np.exp(log_softmax(next_logits))
+    targets = split_between_atoms(probabilities, rows[col.REWARDS], discounts, support)
+    taken, weights = (index, rows[col.ACTIONS]), rows[col.WEIGHTS]
+    logs = log_softmax(logits[taken])
+    chosen = np.exp(logs)
+    d_logits = np.zeros_like(logits)
+    d_logits[taken] = (weights / len(index))[:, None] * (chosen - targets)
+    backward(d_logits)
+    cross_entropies = -(targets * logs).sum(1)
+    entropies = -(targets * np.log(np.where(targets > 0.0, targets, 1.0))).sum(1)
+    means = chosen @ support
+    by_row = {
+        "total_loss": weights * cross_entropies,
+        "q_mean": means,
+        "td_error_mean": abs(means - targets @ support),
+    }
+    return {**means_of_rows(by_row), "td_errors": cross_entropies - entropies}
+
+
+def split_between_atoms(
+    probabilities: Array, rewards: Array, discounts: Array, support: Array
+) -> Array:
+    """`project_distribution` in numpy: no product with a matrix for each row."""
+    num_rows, num_atoms = probabilities.shape
+    low, high = support[0], support[-1]
+    points = (rewards[:, None] + discounts[:, None] * support).clip(low, high)
+    positions = (points - low) / (high - low) * np.float32(num_atoms - 1)
+    below = positions.astype(np.int64).clip(0, num_atoms - 2)  # of NaN, too
+    above_share = (positions - below) * probabilities
+    places = (below + num_atoms * np.arange(num_rows)[:, None]).ravel()
+    split = np.bincount(places, (probabilities - above_share).ravel(), probabilities.size)
+    split[1:] += np.bincount(places, above_share.ravel(), probabilities.size)[:-1]
+    return split.reshape(probabilities.shape).astype(np.float32)
+
+
 def project_distribution(
     probabilities: Tensor, rewards: Tensor, discounts: Tensor, support: Tensor
 ) -> Tensor:
@@ -322,7 +372,7 @@ class DQNUpdater(Updater):
                 network.draw_noise(rng)
         rows = replayed_rows(batch)
         if training.num_atoms > 1:
-            return learner.step(rows, c51_loss, arguments, lr=lr)
+            return learner.step(rows, c51_loss, arguments, lr=lr, gradient=c51_gradient)
         return learner.step(rows, dqn_loss, arguments, lr=lr, gradient=dqn_gradient)
 
     def end_round(self, steps: int) -> None:

@@ -20,6 +20,7 @@ from rlrun.config.problems import misfit
 from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
+from rlrun.policies.action_sampling import log_softmax
 from rlrun.policies.layers import QOptions, q_network, q_streams
 from rlrun.policies.networks import MLP
 from rlrun.policies.policy import state_views
@@ -89,7 +90,6 @@ class QNetwork(RLModule):
         self._is_written_out = (
             type(self) is QNetwork  # a subclass may compute something else
             and self._encoder_input.flatten
-            and options.num_atoms == 1
         )
 
     @property
@@ -117,29 +117,46 @@ class QNetwork(RLModule):
         """``action_dist_inputs`` [N, n] without noise."""
         return {col.ACTION_DIST_INPUTS: self._means(self._outputs(batch, noisy=False))}
 
-    def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Callable[[Array], object]]:
+    def vjp(self, batch: Mapping[str, Array]) -> tuple[Any, ...]:
         """Values [N, n] in numpy, and the way back from their gradient to the parameters'.
 
-        Only if `has_vjp`.
+        With K > 1 atoms their logits [N, n, K] are between the two, and the way back is from the
+        gradient of the logits. Only if `has_vjp`.
         """
-        obs = flat_features(batch[col.OBS])
-        if not self.options.dueling and self.options.hiddens is None:
-            return self.q.vjp(obs)
+        outputs, backward = self._outputs_vjp(flat_features(batch[col.OBS]))
+        if self.options.num_atoms == 1:
+            return outputs, backward
+        return np.exp(log_softmax(outputs)) @ self.support.numpy(), outputs, backward
+
+    def _outputs_vjp(self, obs: Array) -> tuple[Array, Callable[[Array], object]]:
+        """`_outputs` and its backward pass."""
+        size, num_atoms = len(obs), self.options.num_atoms
+        shape = (size, self._num_actions, num_atoms) if num_atoms > 1 else (size, self._num_actions)
         features, encoder_backward = self.encoder.vjp(obs)
         if not self.options.dueling:
-            values, q_backward = self.q.vjp(features)
-            return values, lambda gradient: encoder_backward(q_backward(gradient, to_input=True))
+            outputs, q_backward = self.q.vjp(features)
+            has_layers = self.options.hiddens is not None  # in the encoder
+
+            def backward(gradient: Array) -> None:
+                d_features = q_backward(gradient.reshape(size, -1), to_input=has_layers)
+                if has_layers:
+                    encoder_backward(d_features)
+
+            return outputs.reshape(shape), backward
         value, value_backward = self.value.vjp(features)
         advantages, advantage_backward = self.advantage.vjp(features)
+        advantages = advantages.reshape(shape)
 
         def dueling_backward(gradient: Array) -> None:
             d_value = gradient.sum(1, keepdims=True)
             d_advantages = gradient - d_value / self._num_actions
             encoder_backward(
-                value_backward(d_value, to_input=True)
-                + advantage_backward(d_advantages, to_input=True)
+                value_backward(d_value.reshape(size, -1), to_input=True)
+                + advantage_backward(d_advantages.reshape(size, -1), to_input=True)
             )
 
+        if num_atoms > 1:
+            value = value[:, None]
         return value + advantages - advantages.mean(1, keepdims=True), dueling_backward
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:

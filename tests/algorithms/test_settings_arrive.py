@@ -168,7 +168,7 @@ def test_sequences_have_their_gamma_steps_burn_in_and_alpha(learning, seen_by):
 
 
 @pytest.mark.parametrize("double_q", [False, True])
-@pytest.mark.parametrize(("num_atoms", "loss"), [(1, "dqn_gradient"), (2, "c51_loss")])
+@pytest.mark.parametrize(("num_atoms", "loss"), [(1, "dqn_gradient"), (2, "c51_gradient")])
 def test_double_q_is_a_switch(learning, seen_by, double_q, num_atoms, loss):
     calls = seen_by(dqn, loss)
     learning(DQNConfig(), double_q=double_q, num_atoms=num_atoms, **REPLAYED).train()

@@ -52,9 +52,13 @@ def test_numpy_and_torch_have_the_same_parameters_and_outputs(
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "linear"])
 @pytest.mark.parametrize("output_gain", [None, 1.0])
-def test_the_gradient_is_autograds(activation, output_gain):
+@pytest.mark.parametrize("noise", [None, "not drawn yet", "drawn"])
+def test_the_gradient_is_autograds(activation, output_gain, noise):
     torch.manual_seed(0)
-    module = MLP(Layers((3, 5, 4), activation, output_gain))
+    sigma0 = None if noise is None else 0.5
+    module = MLP(Layers((3, 5, 4), activation, output_gain, sigma0=sigma0))
+    if noise == "drawn":
+        module.draw_noise(np.random.default_rng(0))
     flat, x = FlatParameters(module), torch.randn(6, 3, requires_grad=True)
     up = torch.randn(6, 4)
     outputs = module(x)
