@@ -8,7 +8,7 @@ numpy, if observations are flat. Must not know how values are learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -123,41 +123,38 @@ class QNetwork(RLModule):
         With K > 1 atoms their logits [N, n, K] are between the two, and the way back is from the
         gradient of the logits. Only if `has_vjp`.
         """
-        outputs, backward = self._outputs_vjp(flat_features(batch[col.OBS]))
-        if self.options.num_atoms == 1:
-            return outputs, backward
-        return np.exp(log_softmax(outputs)) @ self.support.numpy(), outputs, backward
-
-    def _outputs_vjp(self, obs: Array) -> tuple[Array, Callable[[Array], object]]:
-        """`_outputs` and its backward pass."""
-        size, num_atoms = len(obs), self.options.num_atoms
-        shape = (size, self._num_actions, num_atoms) if num_atoms > 1 else (size, self._num_actions)
+        obs, num_atoms = flat_features(batch[col.OBS]), self.options.num_atoms
+        size, num_actions = len(obs), self._num_actions
+        shape = (size, num_actions) if num_atoms == 1 else (size, num_actions, num_atoms)
         features, encoder_backward = self.encoder.vjp(obs)
-        if not self.options.dueling:
-            outputs, q_backward = self.q.vjp(features)
-            has_layers = self.options.hiddens is not None  # in the encoder
+        if self.options.dueling:
+            value, value_backward = self.value.vjp(features)
+            advantages, advantage_backward = self.advantage.vjp(features)
+            advantages = advantages.reshape(shape)
+            value = value if num_atoms == 1 else value[:, None]
+            outputs = value + advantages - advantages.mean(1, keepdims=True)
 
             def backward(gradient: Array) -> None:
-                d_features = q_backward(gradient.reshape(size, -1), to_input=has_layers)
-                if has_layers:
+                d_value = gradient.sum(1, keepdims=True)
+                d_advantages = gradient - d_value / num_actions
+                encoder_backward(
+                    value_backward(d_value.reshape(size, -1), to_input=True)
+                    + advantage_backward(d_advantages.reshape(size, -1), to_input=True)
+                )
+
+        else:
+            outputs, q_backward = self.q.vjp(features)
+            outputs = outputs.reshape(shape)
+            has_encoder = self.options.hiddens is not None
+
+            def backward(gradient: Array) -> None:
+                d_features = q_backward(gradient.reshape(size, -1), to_input=has_encoder)
+                if has_encoder:
                     encoder_backward(d_features)
 
-            return outputs.reshape(shape), backward
-        value, value_backward = self.value.vjp(features)
-        advantages, advantage_backward = self.advantage.vjp(features)
-        advantages = advantages.reshape(shape)
-
-        def dueling_backward(gradient: Array) -> None:
-            d_value = gradient.sum(1, keepdims=True)
-            d_advantages = gradient - d_value / self._num_actions
-            encoder_backward(
-                value_backward(d_value.reshape(size, -1), to_input=True)
-                + advantage_backward(d_advantages.reshape(size, -1), to_input=True)
-            )
-
-        if num_atoms > 1:
-            value = value[:, None]
-        return value + advantages - advantages.mean(1, keepdims=True), dueling_backward
+        if num_atoms == 1:
+            return outputs, backward
+        return np.exp(log_softmax(outputs)) @ self.support.numpy(), outputs, backward
 
     def _outputs(self, batch: TensorBatch, *, noisy: bool) -> Tensor:
         """Values [N, n], or logits [N, n, K]."""
