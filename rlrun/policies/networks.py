@@ -60,9 +60,8 @@ BACK_IN_NUMPY: dict[str, Callable[[Array, Array], None]] = {
 class LayerArrays(NamedTuple):
     """Weights and biases of linear layers, and their gradients, as arrays in the same memory.
 
-    Noisy layers have two pairs each: the means, and the standard deviations.
-
-    They are kept, as making arrays of tensors takes a third of the time of an `MLP.vjp`.
+    They are kept, as making arrays of tensors takes a third of the time of an `MLP.vjp`. A noisy
+    layer has two pairs: the means, then the standard deviations.
     """
 
     first: Tensor
@@ -239,7 +238,7 @@ class MLP(nn.Module):
         return [(w + sw * ew, b + sb * eb) for (w, b), (sw, sb), (ew, eb) in together]
 
     def _to_sigmas(self, layers: LayerArrays) -> None:
-        """Overwrite the gradients of standard deviations, given those of the means."""
+        """Compute the gradients of the standard deviations: those of the means times the noise."""
         means, sigmas = layers.gradients[::2], layers.gradients[1::2]
         together = zip(means, sigmas, self._noise_arrays(len(means)), strict=True)
         for (dw, db), (dsw, dsb), (ew, eb) in together:
@@ -247,6 +246,7 @@ class MLP(nn.Module):
             np.multiply(db, eb, out=dsb)
 
     def _noise_arrays(self, num_layers: int) -> list[tuple[Any, Any]]:
+        """The noise of each layer's weight and bias; zeros before it is drawn."""
         if self._noise is None:
             return [(0.0, 0.0)] * num_layers
         return [(of_weight.numpy(), of_bias.numpy()) for of_weight, of_bias in self._noise]

@@ -355,6 +355,8 @@ def test_c51(dueling, streams, double_q, noisy):
     assert_same(learner, c51_loss, c51_gradient, batch, arguments)
     batch[col.NEXT_OBS][batch[col.TERMINATEDS]] = float("inf")
     assert_same(learner, c51_loss, c51_gradient, batch, arguments)
+    batch[col.REWARDS][0] = float("nan")  # which ends training, with a message
+    assert np.isnan(c51_gradient(learner.module, in_arrays(batch), **arguments)["total_loss"])
 
 
 def test_c51_with_masks():

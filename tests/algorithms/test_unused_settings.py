@@ -43,9 +43,9 @@ def test_settings_that_the_spaces_give_no_effect(built, caplog, name, env, secti
 
 
 def test_a_setting_has_an_effect_if_it_has_one_on_any_policy(built, caplog):
-    spaces = {"agent_0": {"model": {"conv_head": 8}}, "agent_1": {}}
-    built("PPO", "MultiAgentCartPole", multi_agent={"policies": spaces})
+    policies = {"agent_0": {"model": {"conv_head": 8}}, "agent_1": {}}
+    built("PPO", "MultiAgentCartPole", multi_agent={"policies": policies})
     assert found(caplog) == ["model.conv_head"]
     caplog.clear()
-    built("PPO", "nested_envs:two_sights", multi_agent={"policies": spaces})
+    built("PPO", "nested_envs:two_sights", multi_agent={"policies": policies})
     assert found(caplog) == []
