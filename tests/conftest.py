@@ -64,17 +64,10 @@ def actor_pool() -> Any:
 
 
 @pytest.fixture
-def kept_actors(local_ray: None, actor_pool: Any) -> Iterator[None]:
-    """Actors are those of the tests before this one."""
+def shared_actors(local_ray: None, actor_pool: Any) -> Iterator[None]:
+    """Actors are those of the tests before this one, as far as these are alive."""
     with actor_pool.shared():
         yield
-
-
-@pytest.fixture
-def shared_actors(request: pytest.FixtureRequest) -> None:
-    """Actors are those of the tests before this one, but for tests of faults."""
-    faulty = request.node.get_closest_marker("faults") is not None
-    request.getfixturevalue("local_ray" if faulty else "kept_actors")
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ is printed here and determines the exit code (`cli.errors.report`).
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -158,6 +159,7 @@ def main() -> None:
     except BaseException as error:
         code = errors.report(error)
     _end_in_spite_of_threads(code)
+    gc.freeze()  # at its end Python looks for garbage among all objects of torch: half a second
     raise SystemExit(code)
 
 

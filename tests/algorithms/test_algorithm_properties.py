@@ -241,7 +241,7 @@ def kill_a_runner(algorithm):
         *((name, SEVERAL_AGENTS) for name in ("PPO", "DQN, GRU")),
     ],
 )
-def test_a_killed_runner_changes_no_number(built, record_fault, name, env):
+def test_a_killed_runner_changes_no_number(shared_actors, built, record_fault, name, env):
     whole, hit = (built(name, env, runners=2, **FILTERED) for _ in range(2))
     before = train(hit, 1)
     assert before == train(whole, 1)
@@ -260,7 +260,7 @@ def test_a_killed_runner_changes_no_number(built, record_fault, name, env):
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
 def test_the_steps_of_a_runner_that_is_lost_are_sampled_by_the_others(
-    built, record_fault, name, ahead
+    shared_actors, built, record_fault, name, ahead
 ):
     """The batch is what it says, and no step is counted that was not learned from."""
     ignored = {"restart_failed_env_runners": False, "ignore_env_runner_failures": True}
@@ -313,7 +313,7 @@ def rows_of_its_own_exploration(name, env, runners):
 def test_every_way_to_explore_goes_on_to_the_bit(request, built, kind, runners):
     """From the middle of episodes; fragments are single steps."""
     if runners:
-        request.getfixturevalue("kept_actors")
+        request.getfixturevalue("shared_actors")
     name, settings = EXPLORATIONS[kind]
     sections = {"exploration": {"type": kind, **settings}} if kind.isalpha() else settings
     env = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
@@ -420,7 +420,9 @@ def test_with_one_agent_env_steps_and_agent_steps_are_the_same(built):
         *((name, 2, 2) for name in ASYNCHRONOUS),
     ],
 )
-def test_remote_runners_sample_exactly_the_train_batch(kept_actors, built, name, runners, num_envs):
+def test_remote_runners_sample_exactly_the_train_batch(
+    shared_actors, built, name, runners, num_envs
+):
     assert_exact_batches(train(built(name, runners=runners, num_envs=num_envs), 2))
 
 

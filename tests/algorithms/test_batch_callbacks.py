@@ -106,7 +106,7 @@ def test_a_fragment_keeps_its_number_of_rows(built, kind, says):
 
 
 @pytest.mark.faults
-def test_a_fragment_that_is_sampled_again_is_shown_and_changed_again(built):
+def test_a_fragment_that_is_sampled_again_is_shown_and_changed_again(shared_actors, built):
     rows = []
     for killed in (False, True):
         algorithm = built(sampling(tiny.ALGORITHMS["PPO"](), "CartPole-v1", runners=2))

@@ -90,13 +90,13 @@ def test_evaluation_actors_have_the_class_of_env_runners(parallel: Any) -> None:
 
 @pytest.mark.faults
 def test_a_killed_evaluation_runner_comes_back_and_its_episodes_are_the_same(
-    local_ray: None,
+    shared_actors: None,
 ) -> None:
     assert numbers(config(num_env_runners=2), kills=True) == numbers(config())
 
 
 @pytest.mark.faults
-def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(local_ray: None) -> None:
+def test_episodes_of_a_lost_evaluation_runner_are_run_by_the_others(shared_actors: None) -> None:
     ignoring = config(num_env_runners=2).fault_tolerance(
         restart_failed_env_runners=False, ignore_env_runner_failures=True
     )
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_an_evaluation_whose_runner_fails_instead_of_replacing
 
 @pytest.mark.faults
 def test_a_resumed_run_evaluates_the_same_in_runners_of_its_own(
-    local_ray: None, tmp_path: Any
+    shared_actors: None, tmp_path: Any
 ) -> None:
     first, resumed = (config(num_env_runners=2).build() for _ in range(2))
     resumed.train()  # other weights of the same version

@@ -102,7 +102,7 @@ def several(built):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", ["A3C", "IMPALA", "APPO"])
-def test_asynchronous_runners_bring_exact_batches_too(kept_actors, several, name):
+def test_asynchronous_runners_bring_exact_batches_too(shared_actors, several, name):
     algorithm = several(name, runners=2)
     for iteration in (1, 2, 3):
         row = algorithm.train()

@@ -65,7 +65,7 @@ def test_a_restored_algorithm_goes_on_to_the_bit(built, tmp_path, name, env):
 
 
 @pytest.mark.faults
-def test_runs_with_remote_runners_agree(built, local_ray):
+def test_runs_with_remote_runners_agree(built, shared_actors):
     first, again = (built("PPO", SIGHTS, runners=1) for _ in range(2))
     assert train(first, 2) == train(again, 2)
     assert_equal_weights(first, again)

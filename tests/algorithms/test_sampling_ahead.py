@@ -150,7 +150,6 @@ def test_what_batches_left_out_in_turns_may_be_read_when_sampling_ahead(
 
 
 @pytest.mark.faults
-@pytest.mark.usefixtures("kept_actors")
 def test_a_run_that_took_turns_goes_on_sampling_ahead_and_back(built: Any, tmp_path: Path) -> None:
     in_turns = built(build, "PPO", runners=1)
     train(in_turns, 1)

@@ -5,8 +5,10 @@ All tests run the command that a user types.
 
 import json
 import os
+import secrets
 import signal
-from subprocess import PIPE
+import sys
+from subprocess import PIPE, Popen
 
 import pytest
 from run_folders import meta, rows, start_rlrun, timeless, unsaved_env_steps, wait_for
@@ -24,6 +26,16 @@ training: {train_batch_size: 256, minibatch_size: 64, num_epochs: 4}
 checkpoint: {every: 2}
 callbacks: [{use: "run_folders:Pause"}]
 sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 4}
+"""
+NODES = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+cluster.add_node(num_cpus=1)
+cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
 """
 
 
@@ -182,37 +194,33 @@ def test_a_trial_that_needs_more_than_the_machine_is_refused(whole):
     assert not (whole.parent / "refused").exists()
 
 
-def test_a_cluster_of_several_nodes(whole):
-    import ray
-    from ray.cluster_utils import Cluster
+@pytest.fixture
+def cluster():
+    """The address of a Ray of three nodes with a CPU each, and variables for connecting to it.
 
-    ray.shutdown()  # beside a Ray of this process the nodes do not find each other
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    os.environ.update(environment)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        cluster.add_node(num_cpus=1)
-        cluster.add_node(num_cpus=1)
-        folder = whole.parent / "cluster"
-        code, _, err = finish(
-            command(
-                whole.parent / "exp.yaml", "--run-dir", folder, "--address", cluster.address,
-                "--quiet", env=environment,
-            )
-        )  # fmt: skip
-        assert (code, err) == (0, "")
-        same(folder, whole)
-        big = ["env_runners.num_env_runners=1", "env_runners.num_cpus_per_env_runner=2"]
-        code, _, err = finish(
-            command(
-                whole.parent / "exp.yaml", *big, "--run-dir", whole.parent / "big",
-                "--address", cluster.address,
-            )
-        )  # fmt: skip
-        assert code == 2
-        assert "an env runner needs 2 CPU on one machine" in err
-    finally:
-        cluster.shutdown()
+    It is started in a process of its own: one that has started a Ray before keeps that one's token.
+    """
+    variables = {"RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, **variables}
+    nodes = [sys.executable, "-c", NODES]
+    with Popen(nodes, stdin=PIPE, stdout=PIPE, text=True, env=environment) as process:
+        try:
+            yield process.stdout.readline().strip(), environment
+        finally:
+            process.stdin.close()
+
+
+def test_a_cluster_of_several_nodes(whole, cluster):
+    file, folder = whole.parent / "exp.yaml", whole.parent / "cluster"
+    address, environment = cluster
+    words = ["--address", address]
+    code, _, err = finish(command(file, *words, "--run-dir", folder, "--quiet", env=environment))
+    assert (code, err) == (0, "")
+    same(folder, whole)
+    words += ["env_runners.num_env_runners=1", "env_runners.num_cpus_per_env_runner=2"]
+    code, _, err = finish(command(file, *words, "--run-dir", whole.parent / "big", env=environment))
+    assert code == 2
+    assert "an env runner needs 2 CPU on one machine" in err
 
 
 def test_a_wrong_address_is_named_with_its_line(whole):

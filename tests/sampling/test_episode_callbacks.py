@@ -74,7 +74,7 @@ def test_what_callbacks_keep_of_an_episode_lasts_to_its_end_and_through_a_resume
     request, built, env, runners
 ):
     if runners:
-        request.getfixturevalue("kept_actors")
+        request.getfixturevalue("shared_actors")
     SEEN.clear()
     straight, resumed = watched(built, env, runners), watched(built, env, runners)
     straight.train()
