@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from pooled_actor import construct, empty
 from ray.exceptions import RayError
 
 from rlrun.learning.learner_group import LearnerHost
@@ -54,7 +54,7 @@ class ActorPool:
         while free:
             number, actor, emptied = free.pop(free.index(min(free)))  # the oldest has imported most
             if _is_free(emptied):
-                actor.__ray_call__.remote(_construct, *arguments)
+                actor.__ray_call__.remote(construct, *arguments)
                 break
             self._kill(actor)
         else:
@@ -68,7 +68,7 @@ class ActorPool:
             self._kill(actor, **options)
             return
         key, number, _ = self._taken.pop(id(actor))
-        self._free[key].append((number, actor, actor.__ray_call__.remote(_empty)))
+        self._free[key].append((number, actor, actor.__ray_call__.remote(empty)))
 
 
 class _PooledClass:
@@ -78,15 +78,6 @@ class _PooledClass:
 
     def remote(self, *arguments: Any) -> Any:
         return self._pool.take(self._code, self._options, arguments)
-
-
-def _empty(actor: Any) -> None:
-    vars(actor).clear()
-    logging.getLogger("rlrun").handlers.clear()
-
-
-def _construct(actor: Any, *arguments: Any) -> None:
-    actor.__init__(*arguments)
 
 
 def _is_free(emptied: Any) -> bool:
