@@ -5,7 +5,6 @@ next session continues are dropped.
 """
 
 import json
-import os
 import signal
 from collections import defaultdict
 from pathlib import Path
@@ -17,10 +16,11 @@ from run_folders import rows, start_rlrun, unsaved_env_steps, wait_for
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.checkpoint.checkpoint import read_checkpoint
 from rlrun.data import columns as col
+from rlrun.experiment.run import resume_experiment
 
 pytestmark = pytest.mark.faults
 
-BATCH, ITERATIONS = 96, 40
+BATCH, ITERATIONS, INTERRUPTED = 96, 40, 20
 FILE = """
 algorithm: {algorithm}
 env: CartPole-v1
@@ -40,7 +40,7 @@ checkpoint: {{every: 3, keep: 2}}
 
 
 class Episodes(Callbacks):
-    """Writes down ended episodes, and the iteration of a resume."""
+    """Writes down ended episodes, and the iteration of a resume; interrupts the run once."""
 
     def __init__(self, path):
         self._path = Path(path)
@@ -51,6 +51,10 @@ class Episodes(Callbacks):
 
     def on_checkpoint_loaded(self, algorithm):
         self._write(resumed_at=algorithm.progress.iteration)
+
+    def on_train_result(self, algorithm, result):
+        if algorithm.progress.iteration == INTERRUPTED:
+            signal.raise_signal(signal.SIGINT)
 
     def on_episode_end(self, algorithm, episode):
         line = {"episode": episode.episode_id, "length": episode.length}
@@ -77,35 +81,23 @@ def read_ledger(path):
     return lines, resumed
 
 
-def start(folder, *words):
-    import_path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": import_path}
-    return start_rlrun("train", *words, "--quiet", env=environment, cwd=folder)
-
-
-def wait_for_iteration(folder, iteration, process):
-    wait_for(lambda: process.poll() is not None or len(rows(folder)) >= iteration)
-    assert process.poll() is None
-
-
 @pytest.mark.parametrize("algorithm", ["IMPALA", "APPO", "A3C"])
-def test_every_step_is_learned_from_once(tmp_path, record_fault, algorithm):
+def test_every_step_is_learned_from_once(shared_actors, tmp_path, record_fault, algorithm):
+    """A run is killed, goes on in this process, is interrupted, and goes on to its end."""
     folder, ledger = tmp_path / "run", tmp_path / "ledger.jsonl"
-    words = {"algorithm": algorithm, "batch": BATCH, "iterations": ITERATIONS}
+    numbers = {"batch": BATCH, "iterations": ITERATIONS}
     kind = "Episodes" if algorithm == "A3C" else "Ledger"  # A3C's rows stay with the runners
-    text = FILE.format(**words, module=__name__, ledger=kind, path=ledger)
-    (tmp_path / "file.yaml").write_text(text)
-    with start(tmp_path, "file.yaml", "--run-dir", folder) as process:
-        wait_for_iteration(folder, 5, process)
+    names = {"algorithm": algorithm, "module": __name__, "ledger": kind, "path": ledger}
+    (tmp_path / "file.yaml").write_text(FILE.format(**names, **numbers))
+    words = ["file.yaml", "--run-dir", folder, "--quiet"]
+    with start_rlrun("train", *words, cwd=tmp_path) as process:
+        wait_for(lambda: process.poll() is not None or len(rows(folder)) >= 5)
         process.kill()
+    assert process.wait() == -signal.SIGKILL
     repeated = [unsaved_env_steps(folder)]
-    with start(tmp_path, "--resume", folder) as process:
-        wait_for_iteration(folder, 12, process)
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(60) == 130
+    assert resume_experiment(folder, console="quiet").end == "interrupted"
     repeated.append(unsaved_env_steps(folder))
-    with start(tmp_path, "--resume", folder) as process:
-        assert process.wait(120) == 0
+    assert resume_experiment(folder, console="quiet").end == "finished"
     lines, resumed = read_ledger(ledger)
     assert resumed == 2
     lengths = {line["episode"]: line["length"] for line in lines if "episode" in line}
