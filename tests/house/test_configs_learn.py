@@ -10,7 +10,7 @@ from rlrun import rollout, run_experiment
 
 pytestmark = pytest.mark.learning
 
-# A few minutes together on two cores; the longer ones are measured when they change.
+# A few minutes together on two cores, so slow ones have one seed; docs/results.md has more of each.
 SEEDS = {
     "ppo_cartpole": (1, 2, 3),
     "ppo_acrobot": (1,),
@@ -20,7 +20,7 @@ SEEDS = {
     "appo_cartpole": (1,),
     "ppo_repeat_after_me_lstm": (1, 2, 3),
     "ppo_repeat_after_me_attention": (1, 2, 3),
-    "ppo_stateless_cartpole_lstm": (1, 2, 3),
+    "ppo_stateless_cartpole_lstm": (1,),
 }
 # The same experiments fail without a memory; the one with attention becomes the first one then.
 NEED_MEMORY = {
