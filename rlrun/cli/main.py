@@ -159,7 +159,8 @@ def main() -> None:
     except BaseException as error:
         code = errors.report(error)
     _end_in_spite_of_threads(code)
-    gc.freeze()  # at its end Python looks for garbage among all objects of torch: half a second
+    gc.collect()  # closes the files that an environment left open
+    gc.freeze()  # at its end Python would look for garbage among all objects of torch: a second
     raise SystemExit(code)
 
 

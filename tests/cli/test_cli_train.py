@@ -261,6 +261,25 @@ def test_signals_before_the_run_begins_are_exit_130_too(tmp_path):
     assert ended.returncode == 130
 
 
+LEAVES_OPEN = """
+from rlrun import Callbacks
+class LeavesOpen(Callbacks):
+    def __init__(self):
+        self.itself, self.file = self, open("left.txt", "w")
+    def on_train_result(self, algorithm, result):
+        self.file.write("trained")
+"""
+
+
+def test_what_a_callback_has_written_to_a_file_that_it_leaves_open_is_kept(tmp_path):
+    """Also by one that only the garbage collector finds."""
+    (tmp_path / "leaves_open.py").write_text(LEAVES_OPEN)
+    words = ["train", "--algorithm", "PPO", "--env", "CartPole-v1", "stop.env_steps=1"]
+    words += ["callbacks=['leaves_open:LeavesOpen']", "training.train_batch_size=128", "--quiet"]
+    subprocess.run([sys.executable, "-m", "rlrun", *words], cwd=tmp_path, check=True)
+    assert (tmp_path / "left.txt").read_text() == "trained"
+
+
 def test_no_file_of_a_command_gets_the_number_of_a_stream_that_is_closed(tmp_path):
     """What is written to the streams would go into that file."""
     code = "from rlrun.cli.main import main; import os, sys; sys.argv[1:] = ['--version']\n"
