@@ -20,7 +20,7 @@ from rlrun.experiment.run import resume_experiment
 
 pytestmark = pytest.mark.faults
 
-BATCH, ITERATIONS, INTERRUPTED = 96, 40, 20
+BATCH, ITERATIONS, INTERRUPTED = 96, 40, 35
 FILE = """
 algorithm: {algorithm}
 env: CartPole-v1
