@@ -293,7 +293,7 @@ def test_an_environment_of_the_training_process_does_not_sample(shared_actors: N
         group.stop()
 
 
-def test_compressed_observations_are_what_they_were(shared_actors: None) -> None:
+def test_compressed_observations_are_what_they_were() -> None:
     found = []
     for compressed in (False, True):
         spec = spec_of(EnvSpec(use="CartPole-v1"), compress_observations=compressed)
