@@ -160,7 +160,7 @@ def main() -> None:
         code = errors.report(error)
     _end_in_spite_of_threads(code)
     gc.collect()  # closes the files that an environment left open
-    gc.freeze()  # at its end Python would look for garbage among all objects of torch: a second
+    gc.freeze()  # else Python looks for garbage among all objects of torch as it ends
     raise SystemExit(code)
 
 
