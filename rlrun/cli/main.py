@@ -159,8 +159,7 @@ def main() -> None:
     except BaseException as error:
         code = errors.report(error)
     _end_in_spite_of_threads(code)
-    gc.collect()  # closes the files that an environment left open
-    gc.freeze()  # else Python looks for garbage among all objects of torch as it ends
+    gc.disable()  # else Python looks for garbage twice as it ends, among all objects of torch
     raise SystemExit(code)
 
 
