@@ -102,13 +102,13 @@ lint: setup
 	$(BIN)/hadolint Dockerfile
 
 # Side by side: each of the two has one thread.
-types: setup
+types:
 	$(MAKE) --jobs 2 mypy fields
 
-mypy:
+mypy: setup
 	$(BIN)/mypy
 
-fields:
+fields: setup
 	$(BIN)/python -m pytest -m types
 
 check: lint types test

@@ -1,4 +1,8 @@
-"""What an actor of an `ActorPool` does between two tests; imports nothing that takes time."""
+"""What an actor of an `ActorPool` does between two tests.
+
+Functions are pickled by the names of their modules, so each actor imports this one: it must not
+import pytest or torch, which takes seconds.
+"""
 
 import logging
 from typing import Any

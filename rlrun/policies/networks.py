@@ -238,7 +238,7 @@ class MLP(nn.Module):
         return [(w + sw * ew, b + sb * eb) for (w, b), (sw, sb), (ew, eb) in together]
 
     def _to_sigmas(self, layers: LayerArrays) -> None:
-        """Compute the gradients of the standard deviations: those of the means times the noise."""
+        """Multiply the gradients of the means by the noise, for the standard deviations."""
         means, sigmas = layers.gradients[::2], layers.gradients[1::2]
         together = zip(means, sigmas, self._noise_arrays(len(means)), strict=True)
         for (dw, db), (dsw, dsb), (ew, eb) in together:

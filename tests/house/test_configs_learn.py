@@ -10,7 +10,7 @@ from rlrun import rollout, run_experiment
 
 pytestmark = pytest.mark.learning
 
-# A few minutes together on two cores, so slow ones have one seed; the heads of the files name more.
+# A few minutes together on two cores, so slow ones have one seed; the files' comments name more.
 SEEDS = {
     "ppo_cartpole": (1, 2, 3),
     "ppo_acrobot": (1,),
