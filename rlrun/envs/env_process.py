@@ -12,6 +12,8 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import pickle
+import select
 import signal
 import sys
 from abc import ABC, abstractmethod
@@ -75,8 +77,8 @@ class EnvHost:
                 seed_generators(seed)
                 return self._env.reset(seed=seed)
             if method == "apply":
-                (function,) = arguments
-                return function.fn(self._env)
+                (pickled,) = arguments
+                return pickle.loads(pickled).fn(self._env)
             if method in STATE_CALLS:
                 return STATE_CALLS[method](self._env, *arguments)
             return getattr(self._env, method)(*arguments)
@@ -91,11 +93,24 @@ class EnvProxy(ABC):
 
     `step` and `reset` wait for the answer to a call that was begun, if there is one.
 
+    An exception of a signal may come at any moment, also in the middle of a message; the process is
+    then replaced by a new one at the next reset.
+
+    Args:
+        make: makes the environment, in its own process.
+        env_timeout_s: limit of each call, see `end_late_calls`.
+
     Attributes:
         under_way: whether a call was begun and its answer not yet received.
     """
 
     under_way = False
+    _in_message = False  # whether one is being sent or received, or was when an exception came
+
+    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
+        self._make, self._env_timeout_s = make, env_timeout_s
+        self._start()
+        self.begin("build")
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Begin a call of a method; `finish` returns its result.
@@ -105,23 +120,43 @@ class EnvProxy(ABC):
         if self.under_way:
             with suppress(EnvError, EnvFailure):
                 self.finish()
-        self.under_way = True
+        if self._in_message:
+            if method != "reset":
+                self.under_way = True  # `finish` raises
+                return
+            self._start_anew()
+        self._in_message = True
         self._send(method, arguments)
+        self.under_way = True
+        self._in_message = False
 
     def finish(self) -> Any:
         """Wait for the call that was begun.
 
         Raises:
             EnvError: the constructor failed.
-            EnvFailure: the environment raised, or its process ended.
+            EnvFailure: the environment raised, or its process ended, or an exception of a signal
+                has interrupted a message since the last reset.
         """
+        if self._in_message:
+            self.under_way = False
+            raise EnvFailure("a message to or from the environment's process was interrupted")
+        self._wait()
+        self._in_message = True
         try:
             answer = self._receive()
         except (EnvError, EnvFailure):
-            self.under_way = False
+            self.under_way = self._in_message = False
             raise
-        self.under_way = False
+        self.under_way = self._in_message = False
         return answer
+
+    def _start_anew(self) -> None:
+        self.close()
+        self._start()
+        self.under_way = self._in_message = False
+        self.begin("build")
+        self.wait_until_built()
 
     def wait_until_built(self) -> None:
         """Wait for the constructor; then spaces and other descriptions are attributes."""
@@ -145,11 +180,20 @@ class EnvProxy(ABC):
 
     def apply(self, function: Callable[[Any], Any]) -> Any:
         """``function(env)`` in the environment's process; function and result are pickled."""
-        self.begin("apply", CloudpickleWrapper(function))  # type: ignore[arg-type]
+        wrapper = CloudpickleWrapper(function)  # type: ignore[arg-type]
+        self.begin("apply", pickle.dumps(wrapper))
         return self.finish()
 
     @abstractmethod
+    def _start(self) -> None:
+        """Start the process."""
+
+    @abstractmethod
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None: ...
+
+    @abstractmethod
+    def _wait(self) -> None:
+        """Wait for the answer; an interrupted wait can be repeated."""
 
     @abstractmethod
     def _receive(self) -> Any: ...
@@ -260,20 +304,24 @@ if hasattr(os, "register_at_fork"):
 class ProcessEnv(EnvProxy):
     """An environment in a sub-process of this process."""
 
-    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
+    def _start(self) -> None:
         self._connection, other_end = multiprocessing.Pipe()
-        host = partial(EnvHost, CloudpickleWrapper(make), env_timeout_s)
+        self._answers = select.poll()  # the connection's own poll() takes 8 times as long
+        self._answers.register(self._connection.fileno(), select.POLLIN)
+        host = partial(EnvHost, CloudpickleWrapper(self._make), self._env_timeout_s)
         self._process = multiprocessing.Process(
             target=_serve, args=(other_end, self._connection, host), daemon=True
         )
         self._process.start()
         self._at_exit = atexit.register(partial(_kill, self._process, os.getpid()))
         other_end.close()
-        self.begin("build")
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         with suppress(OSError):  # that the process has ended is found when its answer is read
             self._connection.send((method, arguments))
+
+    def _wait(self) -> None:
+        self._answers.poll()
 
     def _receive(self) -> Any:
         try:
@@ -288,7 +336,7 @@ class ProcessEnv(EnvProxy):
         return value
 
     def close(self) -> None:
-        if not self.under_way:
+        if not (self.under_way or self._in_message):
             self._send("close", ())
             self._connection.poll(_END_S)
         self._connection.close()

@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -19,14 +19,17 @@ from rlrun.envs.errors import EnvFailure
 class RemoteEnv(EnvProxy):
     """An environment in a Ray actor."""
 
-    def __init__(self, make: Callable[[], Any], env_timeout_s: float | None = None) -> None:
+    _answer: Any = None
+
+    def _start(self) -> None:
         host_class: Any = ray.remote(num_cpus=0, max_restarts=0)(EnvHost)
-        self._host = host_class.remote(make, env_timeout_s)
-        self._answer: Any = None
-        self.begin("build")
+        self._host = host_class.remote(self._make, self._env_timeout_s)
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         self._answer = self._host.call.remote(method, *arguments)
+
+    def _wait(self) -> None:
+        ray.wait([self._answer])
 
     def _receive(self) -> Any:
         try:
@@ -46,7 +49,7 @@ class RemoteEnv(EnvProxy):
         return [answer in done for answer in answers]
 
     def close(self) -> None:
-        if not self.under_way:
+        if not (self.under_way or self._in_message):
             self.begin("close")
             ray.wait([self._answer], timeout=2.0)
         ray.kill(self._host)

@@ -20,7 +20,8 @@ from types import FrameType
 
 from rlrun.envs.errors import RAISED
 
-_WAITING = ("_receive", "ready")  # functions of `EnvProxy`s: the environment is elsewhere
+# Functions of `EnvProxy`s whose callees wait for an environment that is elsewhere.
+_WAITING = ("finish", "_wait", "_receive", "ready")
 _IDLE = "_serve"  # waits for a call
 _MORE_S = 5.0  # for what should have ended by itself
 _EXIT_CODE = 1

@@ -9,9 +9,14 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from contextlib import suppress
+from functools import partial
+from multiprocessing import connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -20,8 +25,9 @@ from agent_runners import EXAMPLES, MLP
 from counting_envs import Counter
 
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
-from rlrun.envs import vector_env
-from rlrun.envs.env_process import EnvHost, EnvProxy, ProxyMaker
+from rlrun.envs import env_process, vector_env
+from rlrun.envs.env_process import EnvHost, EnvProxy, ProcessEnv, ProxyMaker
+from rlrun.envs.errors import EnvFailure
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.runner_messages import MultiAgentSpec, RunnerSpec, SampleRequest
@@ -192,9 +198,8 @@ class Near(EnvProxy):
 
     turns = 0
 
-    def __init__(self, make: Any, env_timeout_s: float | None = None) -> None:
-        self._host = EnvHost(make, env_timeout_s)
-        self.begin("build")
+    def _start(self) -> None:
+        self._host = EnvHost(self._make, self._env_timeout_s)
 
     def begin(self, method: str, *arguments: Any) -> None:
         assert not self.under_way, f"{method} while another call is under way"
@@ -202,6 +207,9 @@ class Near(EnvProxy):
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         self._answer = self._host.call(method, *arguments)
+
+    def _wait(self) -> None:
+        return
 
     def _receive(self) -> Any:
         return self._answer
@@ -245,6 +253,79 @@ def test_where_an_environment_cannot_be_started_those_before_it_are_closed() -> 
     with pytest.raises(OSError, match="Too many open files"):
         ProxyMaker(Limited, lambda _: Counter(), "Counter", None).all(3)
     assert closed == started[::-1]
+
+
+class InterruptAtLine:
+    """Raises KeyboardInterrupt, as a signal may, at a line of the code that sends and receives."""
+
+    FILES = (env_process.__file__, connection.__file__)
+
+    def __init__(self, number: int) -> None:
+        self._left, self.place = number, ""
+
+    def __enter__(self) -> InterruptAtLine:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        self._left -= event == "line"
+        if event == "line" and self._left == 0:
+            self.place = f"{frame.f_code.co_name}:{frame.f_lineno}"
+            raise KeyboardInterrupt
+        return self._trace
+
+
+def test_an_interrupt_at_any_line_of_a_message_leaves_no_answer_to_another_call() -> None:
+    env, places = ProcessEnv(Counter), set[str]()
+    env.wait_until_built()
+    for number in itertools.count(1):
+        env.reset(seed=0)
+        interrupt = InterruptAtLine(number)
+        with suppress(KeyboardInterrupt), interrupt:
+            env.begin("step", 0)
+            env.finish()
+        if not interrupt.place:
+            break
+        places.add(interrupt.place.split(":")[0])
+        env.begin("reset", number)
+        observation, _ = env.finish()
+        for t in range(1, 3):
+            assert observation[1] == t - 1, interrupt.place
+            observation = env.step(t)[0]
+    assert places >= {"begin", "_send", "_send_bytes", "finish", "_wait", "_receive", "_recv_bytes"}
+    env.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_interrupted_message_ends_the_episode() -> None:
+    """The environment may have made the step, or not."""
+    env = ProcessEnv(Counter)
+    env.wait_until_built()
+    env.reset(seed=0)
+    with pytest.raises(KeyboardInterrupt), InterruptAtLine(6) as interrupt:
+        env.apply(id)
+    for call in (partial(env.step, 0), partial(env.apply, id)):
+        with pytest.raises(EnvFailure, match="was interrupted"):
+            call()
+    assert env.reset(seed=0)[0][1] == 0, interrupt.place
+    env.close()
+
+
+def test_a_function_that_cannot_be_pickled_does_not_end_the_episode() -> None:
+    env = ProcessEnv(Counter)
+    env.wait_until_built()
+    env.reset(seed=0)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        env.apply(lambda _: lock.locked())
+    assert env.step(0)[0][1] == 1
+    env.close()
 
 
 class Interrupts(Counter):
