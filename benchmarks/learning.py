@@ -8,6 +8,8 @@ rl_zoo3 brings, run by its own `rl_zoo3.train`. Speed is not measured here, so i
 other work: hours, all cases together.
 
     python -m benchmarks.learning --resume --cases ppo-cartpole dqn-acrobot
+
+With `--resume`, runs of rlrun are made again where its configuration has changed since.
 """
 
 import argparse
@@ -18,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from benchmarks import harness, summary
 from benchmarks.harness import Contender
@@ -185,18 +189,31 @@ def main() -> None:
 
 def train(case: Case, options: argparse.Namespace) -> None:
     """Add the missing runs of a case to its file."""
-    settings = {
-        "steps": case.steps,
-        "overrides": list(case.overrides),
-        "config": case.config.read_text(),
-        "numbered_starts": case.numbered_starts,
-    }
-    record = Record.open(
-        BENCHMARK, settings, path=record_path(case), resume=options.resume, anywhere=True
-    )
+    path, of_rlrun = record_path(case), settings_of_rlrun(case)
+    settings = {"steps": case.steps, "numbered_starts": case.numbered_starts, **of_rlrun}
+    if options.resume and path.exists():
+        drop_if_changed(path, of_rlrun)
+    record = Record.open(BENCHMARK, settings, path=path, resume=options.resume, anywhere=True)
     print(case.name, flush=True)
     contenders = harness.choose((RLRUN, ZOO), options.contenders)
     harness.run_rounds(record, contenders, min(options.rounds, case.seeds), partial(measure, case))
+
+
+def settings_of_rlrun(case: Case) -> dict[str, Any]:
+    """What decides, beside the seed, what rlrun learns."""
+    return {"overrides": list(case.overrides), "config": yaml.safe_load(case.config.read_text())}
+
+
+def drop_if_changed(path: Path, of_rlrun: dict[str, Any]) -> None:
+    """Drop a record's measurements of rlrun if its settings have changed since."""
+    record = Record.load(path)
+    if record.settings.items() >= of_rlrun.items():
+        return
+    record.settings |= of_rlrun
+    record.measurements = [
+        entry for entry in record.measurements if entry["contender"] != RLRUN.name
+    ]
+    record.save()
 
 
 if __name__ == "__main__":

@@ -135,6 +135,26 @@ def test_what_is_learned_is_a_row_a_case_with_intervals_from_five_seeds_on(tmp_p
     assert learning.table(tmp_path / "nothing") == ""
 
 
+def test_what_rlrun_learned_with_other_settings_is_dropped(tmp_path: Path) -> None:
+    settings = {"steps": 10, "overrides": [], "config": {"seed": 1}}
+    record = Record(tmp_path / "record.json", "learning", dict(settings))
+    for contender in (learning.RLRUN, learning.ZOO):
+        record.add(contender.name, 1, result={"evaluation": 1.0})
+    for config in ({"seed": 1}, {"seed": 2}):
+        learning.drop_if_changed(record.path, {"overrides": [], "config": config})
+        stored = Record.load(record.path)
+        assert stored.has(learning.RLRUN.name, 1) == (config == settings["config"])
+        assert stored.has(learning.ZOO.name, 1)
+        assert stored.settings == {**settings, "config": config}
+
+
+@pytest.mark.parametrize("case", learning.CASES, ids=lambda case: case.name)
+def test_what_is_learned_is_of_the_shipped_configuration(case: learning.Case) -> None:
+    path = learning.record_path(case)
+    if path.exists():
+        assert Record.load(path).settings.items() >= learning.settings_of_rlrun(case).items()
+
+
 def test_saved_record_loads_equal(record: Record) -> None:
     record.add(RLRUN.name, 1, result={"pss_mb": {"total": 3.0}}, load=0.5)
     assert Record.load(record.path) == record
