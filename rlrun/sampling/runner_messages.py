@@ -48,7 +48,9 @@ class MultiAgentSpec:
     def mapping(self) -> AgentMapping:
         """Which policies agents have."""
         in_training = None if self.in_training is None else self.in_training.mapping()
-        return AgentMapping(self.agents, self.policies, in_training)
+        # Policies that are added during a run leave agents with the only one that was named.
+        named = [policy_id for policy_id, own in self.policies.items() if own.like is None]
+        return AgentMapping(self.agents, named, in_training)
 
 
 @dataclass(frozen=True)

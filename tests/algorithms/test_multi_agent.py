@@ -232,6 +232,9 @@ def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several,
     resumed = several("PPO", multi_agent={"policies": ["main"]})
     resumed.restore(tmp_path / "checkpoint")
     assert train(algorithm, 1) == train(resumed, 1)
+    evaluated = algorithm.evaluate()  # by a runner that is made once the policy is there
+    assert evaluated["policy_return_mean"]["main"] is not None
+    assert evaluated["policy_return_mean"]["older"] is None
 
 
 def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several):
