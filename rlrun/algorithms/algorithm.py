@@ -58,6 +58,7 @@ from rlrun.policies.masked_module import ModuleFactory
 from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.acting_policy import ActingPolicy
+from rlrun.sampling.episodes import EpisodeRecord
 from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
 
 _log = logging.getLogger(__name__)
@@ -267,10 +268,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self._call_back("on_env_runners_recreated", num_recreated)
         progress.iteration += 1
         policies.leave_out_unread(learners, self.columns_read)
-        evaluation = evaluation_result(None, [*policies], policies.agents)
         if due:
             with self.timers.phase("evaluate"):
                 evaluation = self.evaluate()
+        else:
+            evaluation = self._evaluation(None)
         result = progress.end_iteration(
             env_runners=self.env_runner_group,
             policies=[*policies],
@@ -406,9 +408,14 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Evaluate as section `evaluation` says; does not affect training."""
         self._call_back("on_evaluate_start")
         episodes = self.evaluator.evaluate()
-        result = evaluation_result(episodes, [*self.policies], self.policies.agents)
+        result = self._evaluation(episodes)
         self._call_back("on_evaluate_end", result)
         return result
+
+    def _evaluation(self, episodes: Sequence[EpisodeRecord] | None) -> Result:
+        policies = self.policies
+        named = [*policies], policies.agents
+        return evaluation_result(episodes, *named, statistics=self.progress.evaluations)
 
     def _call_back(self, name: str, *arguments: Any) -> None:
         if self._callbacks:

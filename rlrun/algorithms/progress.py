@@ -38,6 +38,7 @@ class Progress:
         next_fragment: number of the next request to env runners.
         time_s: seconds of all finished iterations.
         episodes, env_runners: statistics.
+        evaluations: of their episodes; none is left when the next evaluation begins.
         policy_lag: age of the weights that sampled the last train batch, for the result.
         timers: seconds of this iteration by phase, the experiment's own phases included.
     """
@@ -52,6 +53,7 @@ class Progress:
         of_episodes, of_agents = ((), keys) if config.multi_agent.policies else (keys, ())
         window = config.report.smoothing_episodes
         self.episodes = EpisodeStatistics(window, of_episodes, of_agents)
+        self.evaluations = EpisodeStatistics(window=0)
         self.env_runners = RunnerStatistics(config.env_runners.sampler_perf_stats_ema_coef)
         self._faults, self._faults_of_session = Counter[str](), Counter[str]()
         self.timers = PhaseTimers()
@@ -187,6 +189,7 @@ class Progress:
             "time_s": self.time_s,
             "faults": dict(self._faults),
             "episodes": self.episodes.get_state(),
+            "evaluations": self.evaluations.get_state(),
             "env_runners": self.env_runners.get_state(),
         }
 
@@ -197,4 +200,6 @@ class Progress:
         self.time_s = float(state["time_s"])
         self._faults = Counter(state.get("faults", {}))  # older checkpoints lack them
         self.episodes.set_state(state["episodes"])
+        if "evaluations" in state:  # older checkpoints lack it
+            self.evaluations.set_state(state["evaluations"])
         self.env_runners.set_state(state["env_runners"])

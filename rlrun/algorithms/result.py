@@ -214,6 +214,7 @@ class EpisodeStatistics:
                 "name": [row[2] for row in metrics],
                 "number": np.array([row[3] for row in metrics], np.float64),
             },
+            "agent_names": list(self._agent_names),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -226,7 +227,8 @@ class EpisodeStatistics:
             of_agents = tuple(agents[i]), custom, tuple(metrics[i])
             self._window.append(_Ended(float(value), int(length), *of_agents))
         self._names |= dict.fromkeys(state["custom"])
-        self._agent_names |= dict.fromkeys(map(str, state["agent_metrics"]["name"]))
+        names = state.get("agent_names", state["agent_metrics"]["name"])  # of older checkpoints
+        self._agent_names |= dict.fromkeys(map(str, names))
         self._this_iteration = []  # of one that failed
         self.total = int(state["total"])
 
@@ -235,13 +237,16 @@ def evaluation_result(
     episodes: Sequence[EpisodeRecord] | None,
     policies: Sequence[str] = (),
     agents: Sequence[str] = (),
+    statistics: EpisodeStatistics | None = None,
 ) -> Result:
     """The `evaluation` part of a result: statistics of these episodes; all None if not due.
 
     Args:
         policies, agents: as of `EpisodeStatistics.agent_returns`.
+        statistics: of the earlier evaluations, with a window of 0; their metrics stay in the
+            result. None: there were none.
     """
-    statistics = EpisodeStatistics(window=1)  # all of them count, as they end in one iteration
+    statistics = EpisodeStatistics(window=0) if statistics is None else statistics
     statistics.add(episodes or ())
     result = statistics.end_iteration()
     returns = [episode.episode_return for episode in episodes or ()]

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
-from tiny import learner_stats
+from tiny import flat, learner_stats
 
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.ppo import PPOConfig
@@ -165,12 +165,12 @@ def test_returns_and_lengths_of_the_window_are_lists_where_they_are_asked_for(bu
     assert found == {"episode_return": [3.0] * 10, "episode_len": [3] * 10}
 
 
-def metered(built, **env):
+def metered(built, interval=1, **env):
     config = PPOConfig().callbacks({"use": f"{__name__}:Recording"})
     config = config.training(train_batch_size=30, minibatch_size=30, num_epochs=1)
     config = config.environment(f"{__name__}:Metered", env_config=env)
     config = config.reporting(info_keys=["level", "t"], smoothing_episodes=20)
-    config = config.evaluation(interval=1, episodes=4)
+    config = config.evaluation(interval=interval, episodes=4)
     return built(config.debugging(seed=0))
 
 
@@ -247,12 +247,12 @@ class Leaving(MultiAgentEnv):
         return seen, dict.fromkeys(actions, 1.0), left, {"__all__": False}, infos
 
 
-def leaving(built, *, info_keys=("t",), window=100, callbacks=None, **env):
+def leaving(built, interval=1, *, info_keys=("t",), window=100, callbacks=None, **env):
     config = PPOConfig().training(train_batch_size=2, minibatch_size=2, num_epochs=1)
     config = config.environment(f"{__name__}:Leaving", env_config=env)
     config = config.multi_agent(policies=["p", "q"], agents={"c": "q", "*": "p"})
     config = config.reporting(info_keys=list(info_keys), smoothing_episodes=window)
-    config = config.evaluation(interval=1, episodes=1)
+    config = config.evaluation(interval=interval, episodes=1)
     config = config if callbacks is None else config.callbacks(callbacks)
     return built(config.debugging(seed=0))
 
@@ -273,6 +273,17 @@ def test_numbers_of_agents_infos_are_reported_by_policy_and_survive_a_resume(bui
     evaluation = first["evaluation"]
     assert evaluation["custom_metrics"]["policy_t_max"] == {"p": 3.0, "q": 3.0}
     assert evaluation["policy_success_rate"] == {"p": 0.0, "q": 1.0}
+
+
+@pytest.mark.parametrize("make", [metered, leaving])
+def test_metrics_that_an_evaluation_brought_are_null_until_the_next_one(built, make, tmp_path):
+    algorithm, resumed = make(built, interval=2), make(built, interval=2)
+    before, brought = (dict(flat(algorithm.train()["evaluation"])) for _ in range(2))
+    assert before.keys() < brought.keys()
+    algorithm.save(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "checkpoint")
+    for each in (algorithm, resumed):
+        assert dict(flat(each.train()["evaluation"])) == dict.fromkeys(brought)
 
 
 class SeesInfos(Callbacks):
