@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 from rlrun.envs.errors import RAISED
 
@@ -144,11 +145,6 @@ def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
         raise RuntimeError("fault_tolerance.env_timeout_s needs the main thread of a process")
     setting = limit or f"fault_tolerance.env_timeout_s={limit_s:g}"
 
-    def raise_in_call(number: int, frame: FrameType | None) -> None:
-        if any(outer in _late for outer in _outwards(frame)):
-            _late.clear()
-            raise EnvTimeoutError(f"no answer within {setting}")
-
     def on_late(call: FrameType, lasted_s: float) -> None:
         waits = call.f_back is not None and call.f_back.f_code.co_name in _WAITING
         limit = limit_s + _MORE_S if waits else limit_s
@@ -162,8 +158,28 @@ def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:
             _late.add(call)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
-    signal.signal(signal.SIGALRM, raise_in_call)
+    signal.signal(signal.SIGALRM, _AlarmHandler(setting))
     return CallWatch(limit_s, on_late)
+
+
+class _AlarmHandler:
+    """Raises in a late call. Alarms that the watchdog has not sent are the program's own.
+
+    It stays when the watch has stopped, as a last alarm may still be on its way.
+    """
+
+    def __init__(self, setting: str) -> None:
+        self._setting, before = setting, signal.getsignal(signal.SIGALRM)
+        self.of_program: Any = before.of_program if isinstance(before, _AlarmHandler) else before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _late:
+            is_late = any(outer in _late for outer in _outwards(frame))
+            _late.clear()
+            if is_late:
+                raise EnvTimeoutError(f"no answer within {self._setting}")
+        elif callable(self.of_program):
+            self.of_program(number, frame)
 
 
 def end_forked_copy(process_id: int) -> None:

@@ -1,5 +1,6 @@
 """Environments that do not come back, and those that end their process."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,6 +103,18 @@ def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said)
 
 
 @pytest.mark.faults
+def test_alarms_of_the_program_reach_its_own_handler_after_environments_were_closed():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
+    try:
+        for _ in range(2):
+            close_in_time(lambda: None)
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert heard == [signal.SIGALRM] * 2
+
+
 def test_c_code_that_keeps_the_interpreters_lock_is_ended_with_its_process(runner):
     with pytest.raises(EnvError, match="no answer within"):
         runner("async", how="keep lock", at=8).sample()
