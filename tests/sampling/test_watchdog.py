@@ -102,7 +102,6 @@ def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said)
     assert f"an environment failed to close: {said}" in caplog.text
 
 
-@pytest.mark.faults
 def test_alarms_of_the_program_reach_its_own_handler_after_environments_were_closed():
     heard = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: heard.append(number))
@@ -115,6 +114,7 @@ def test_alarms_of_the_program_reach_its_own_handler_after_environments_were_clo
     assert heard == [signal.SIGALRM] * 2
 
 
+@pytest.mark.faults
 def test_c_code_that_keeps_the_interpreters_lock_is_ended_with_its_process(runner):
     with pytest.raises(EnvError, match="no answer within"):
         runner("async", how="keep lock", at=8).sample()
