@@ -7,6 +7,7 @@ or stop criteria, which are the experiment's.
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.parts import Part, Parts
 from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
-from rlrun.algorithms.result import Result, evaluation_result
+from rlrun.algorithms.result import EpisodeStatistics, Result, evaluation_result
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
 from rlrun.algorithms.unused_settings import unused_settings
 from rlrun.checkpoint.checkpoint import (
@@ -270,9 +271,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         policies.leave_out_unread(learners, self.columns_read)
         if due:
             with self.timers.phase("evaluate"):
-                evaluation = self.evaluate()
+                evaluation = self._evaluate(progress.evaluations)
         else:
-            evaluation = self._evaluation(None)
+            evaluation = self._evaluation(None, progress.evaluations)
         result = progress.end_iteration(
             env_runners=self.env_runner_group,
             policies=[*policies],
@@ -405,17 +406,19 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.policies.sync()
 
     def evaluate(self) -> Result:
-        """Evaluate as section `evaluation` says; does not affect training."""
+        """Evaluate as section `evaluation` says; affects neither training nor later results."""
+        return self._evaluate(copy.deepcopy(self.progress.evaluations))
+
+    def _evaluate(self, statistics: EpisodeStatistics) -> Result:
         self._call_back("on_evaluate_start")
-        episodes = self.evaluator.evaluate()
-        result = self._evaluation(episodes)
+        result = self._evaluation(self.evaluator.evaluate(), statistics)
         self._call_back("on_evaluate_end", result)
         return result
 
-    def _evaluation(self, episodes: Sequence[EpisodeRecord] | None) -> Result:
-        policies = self.policies
-        named = [*policies], policies.agents
-        return evaluation_result(episodes, *named, statistics=self.progress.evaluations)
+    def _evaluation(
+        self, episodes: Sequence[EpisodeRecord] | None, statistics: EpisodeStatistics
+    ) -> Result:
+        return evaluation_result(episodes, [*self.policies], self.policies.agents, statistics)
 
     def _call_back(self, name: str, *arguments: Any) -> None:
         if self._callbacks:
