@@ -6,6 +6,7 @@ which episodes they are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from rlrun.sampling.runner_messages import SampleRequest, tell_exploration
 from rlrun.sampling.sampling_loop import SamplingLoop
 
 _STEPS_KEPT = 64  # vector steps after which what views do not need is dropped
+_LONG = 100_000  # env steps of an episode, before a warning; those of Atari end after 27,000
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def run_episodes(
             actor.begin_fragment()
         envs.begin_fragment(actors)
         step = loop.step if watch is None else watch.stepping(loop.step, envs.episodes)
-        steps = 0
+        steps, warned = 0, False
         while len(envs.episodes.records) < len(numbers) and not envs.stopped:
             step()
             steps += 1
@@ -90,4 +94,11 @@ def run_episodes(
                 for actor in actors.values():
                     actor.discard()
                     actor.begin_fragment()
+                if not warned and envs.longest_episode >= _LONG:
+                    warned = True
+                    _log.warning(
+                        "%s: an episode has not ended after %s steps; env_runners.horizon ends it",
+                        runner.spec.env.use,
+                        f"{envs.longest_episode:,}",
+                    )
         return sorted(envs.episodes.records, key=lambda record: record.episode_id)

@@ -15,6 +15,7 @@ from rlrun.data.seeding import Role, episode_seed
 from rlrun.envs.errors import EnvError
 from rlrun.envs.multi_agent_env import make_multi_agent
 from rlrun.experiment.recording import TransitionRecorder
+from rlrun.sampling import evaluation
 from rlrun.sampling.env_runner import EnvRunner
 from rlrun.sampling.episodes import CountedPlan
 from rlrun.sampling.evaluation import run_episodes
@@ -107,6 +108,16 @@ def test_steps_that_no_view_looks_at_are_dropped_now_and_then(monkeypatch):
     run_episodes(make_runner(2), range(40), seed=1, recorder=steps.append)
     assert dropped_after == [*range(64, len(steps) + 1, 64)]
     assert len(dropped_after) > 2
+
+
+@pytest.mark.parametrize(("length", "said"), [(100, 1), (300, 0)])
+def test_an_episode_that_does_not_end_is_warned_of_once(length, said, monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "_LONG", length)
+    (record,) = run_episodes(make_runner(1, "MountainCar-v0"), range(1), seed=1)
+    assert record.length == 200
+    assert caplog.messages == said * [
+        "MountainCar-v0: an episode has not ended after 128 steps; env_runners.horizon ends it"
+    ]
 
 
 def test_the_recorder_sees_every_step_of_every_episode_and_may_stop():
