@@ -171,6 +171,8 @@ def _restore(algorithm: Checkpointed, checkpoint: Checkpoint) -> None:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, KeyError):  # of a part that the experiment has got since
             reason = f"it holds no {error}"
+        elif isinstance(error, ValueError):  # which says what does not fit
+            reason = str(error)
         raise CheckpointError(
             f"{checkpoint.path}: its state does not fit this experiment: {reason}"
         ) from error

@@ -203,11 +203,16 @@ def test_a_step_limit_ends_the_rollout(whole):
     assert rollout(whole / "whole", episodes=5, steps=3).episodes == ()
 
 
-def test_a_checkpoint_of_another_model_is_refused(whole):
-    with pytest.raises(CheckpointError, match="does not fit this env and model"):
-        resume_experiment(
-            whole / "whole", ["model.hidden=[8]", "stop.training_iteration=9"], console="quiet"
-        )
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("model.hidden=[8]", "does not fit this env and model: "),
+        ("env_runners.num_envs_per_env_runner=2", "experiment: num_envs_per_env_runner must be 4"),
+    ],
+)
+def test_a_checkpoint_of_another_experiment_is_refused(other, says, whole):
+    with pytest.raises(CheckpointError, match=says):
+        resume_experiment(whole / "whole", [other, "stop.training_iteration=9"], console="quiet")
 
 
 def test_a_filter_cannot_be_switched_off_under_a_policy_that_learned_with_it(whole):
