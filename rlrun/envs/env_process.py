@@ -154,8 +154,9 @@ class EnvProxy(ABC):
     def _start_anew(self) -> None:
         self.close()
         self._start()
-        self.under_way = self._in_message = False
-        self.begin("build")
+        self._send("build", ())
+        self.under_way = True
+        self._in_message = False
         self.wait_until_built()
 
     def wait_until_built(self) -> None:
