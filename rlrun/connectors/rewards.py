@@ -26,19 +26,19 @@ class RewardPipeline(Connector):
     Implementation Details of PPO", continuous details 8 and 9).
 
     Args:
-        clip: True takes the sign, a number clips to plus or minus that, False or None does nothing.
+        clip: True takes the sign, a number clips to plus or minus that, False does nothing.
         normalize: divide by the running standard deviation.
         gamma: discount of the accumulated return.
 
     Attributes:
-        clip: as given, False for None.
+        clip: as given.
         identity: whether rewards pass unchanged.
     """
 
-    def __init__(self, *, clip: bool | float | None, normalize: bool, gamma: float) -> None:
-        self.clip = clip or False
+    def __init__(self, *, clip: bool | float, normalize: bool, gamma: float) -> None:
+        self.clip = clip
         self._sign = clip is True
-        self._limit = None if clip is None or isinstance(clip, bool) else float(clip)
+        self._limit = None if isinstance(clip, bool) else float(clip)
         self._normalize = normalize
         self._gamma = gamma
         self._stat = RunningStat()

@@ -13,7 +13,7 @@ NO = np.zeros(3, np.bool_)
 class Slots:
     """A pipeline with the running returns of its slots."""
 
-    def __init__(self, clip: Any = None, normalize: bool = False, slots: int = 3) -> None:
+    def __init__(self, clip: bool | float = False, normalize: bool = False, slots: int = 3) -> None:
         self.connector = RewardPipeline(clip=clip, normalize=normalize, gamma=0.9)
         self.returns = np.zeros(slots)
 
@@ -24,10 +24,9 @@ class Slots:
 pipeline = Slots
 
 
-@pytest.mark.parametrize("clip", [None, False])
-def test_nothing_to_do_returns_the_argument(clip: bool | None) -> None:
+def test_nothing_to_do_returns_the_argument() -> None:
     rewards = np.array([3.0, -0.5, 0.0])
-    connector = pipeline(clip)
+    connector = pipeline(clip=False)
     assert connector.connector.identity
     assert connector(rewards, NO, NO) is rewards
     assert connector.connector.get_state() == connector.connector.flush_deltas() == {}
@@ -102,8 +101,8 @@ def test_steps_that_are_no_transitions_are_not_learned() -> None:
 
 def test_statistics_merge() -> None:
     rng = np.random.default_rng(1)
-    central = RewardPipeline(clip=None, normalize=True, gamma=0.9)
-    runners, alone = [pipeline(normalize=True), pipeline(normalize=True)], pipeline(None, True, 6)
+    central = RewardPipeline(clip=False, normalize=True, gamma=0.9)
+    runners, alone = [pipeline(normalize=True), pipeline(normalize=True)], pipeline(False, True, 6)
     for _ in range(5):
         rewards = rng.normal(size=6)
         runners[0](rewards[:3], NO, NO)

@@ -79,7 +79,7 @@ def test_rewards_are_normalised_by_returns_that_begin_again_at_a_soft_horizon():
     cut = {"horizon": 4, "soft_horizon": True}
     runner = EnvRunner(counting_spec(1, settings=cut, more=more, length=9))
     learned = collect(runner, [9])[0].batch["rewards"]
-    pipeline = RewardPipeline(clip=None, normalize=True, gamma=0.9)
+    pipeline = RewardPipeline(clip=False, normalize=True, gamma=0.9)
     returns, never = np.zeros(1), np.zeros(1, np.bool_)
     for i, reward in enumerate(range(1, 10)):
         expected = pipeline(np.array([float(reward)]), never, never, returns)
