@@ -431,7 +431,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = f"every {every} iterations is never: the run ends after {iterations}"
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
     yield from _without_effect(experiment)
-    yield from _behind_an_encoder(experiment)
+    yield from _beside_an_encoder(experiment)
 
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
@@ -540,18 +540,23 @@ def _is_off(experiment: ExperimentConfig, address: str, off: Any) -> bool:
     return all(getattr(each, key, ...) == off for each in everywhere)
 
 
-def _behind_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
-    """Settings of hidden layers, which do not exist if `model.use` is an encoder."""
-    use, algorithm = experiment.model.use, experiment.algorithm
-    if use is None or algorithm not in ALGORITHMS or algorithm == "SAC":
+def _beside_an_encoder(experiment: ExperimentConfig) -> Iterator[Finding]:
+    """Settings of layers that networks with an encoder of the user's own, `model.use`, lack."""
+    model, algorithm = experiment.model, experiment.algorithm
+    if model.use is None or algorithm not in ALGORITHMS:
         return
-    named, whole = import_object(use), import_object("rlrun.policies.rl_module:RLModule")
-    if isinstance(named, type) and not issubclass(named, whole):
-        dueling = getattr(experiment.training, "dueling", False)  # it has a layer in each stream
-        keys = ("hidden",) if dueling else ("hidden", "activation")
-        for key in changed_settings(experiment.model, keys):
-            message = f"has no effect: there are no hidden layers after {use}"
-            yield Finding(("model", key), message)
+    named, whole = import_object(model.use), import_object("rlrun.policies.rl_module:RLModule")
+    if not isinstance(named, type) or issubclass(named, whole):
+        return
+    for key in changed_settings(model, ("conv_head", "conv_dtype")):
+        yield Finding(("model", key), f"has no effect: {model.use} takes the place of convolutions")
+    has_memory = any(getattr(model, name) for name in MEMORY_SWITCHES)
+    if algorithm == "SAC" or (has_memory and model.privileged):  # their heads have hidden layers
+        return
+    # Without a memory each stream of a dueling network has one, as wide as the encoder's output.
+    streams = getattr(experiment.training, "dueling", False) and not has_memory
+    for key in changed_settings(model, ("hidden",) if streams else ("hidden", "activation")):
+        yield Finding(("model", key), f"has no effect: no hidden layers follow {model.use}")
 
 
 def most_iterations(experiment: ExperimentConfig) -> int | None:
