@@ -16,6 +16,7 @@ import pickle
 import select
 import signal
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -310,9 +311,9 @@ class ProcessEnv(EnvProxy):
         self._answers = select.poll()  # the connection's own poll() takes 8 times as long
         self._answers.register(self._connection.fileno(), select.POLLIN)
         host = partial(EnvHost, CloudpickleWrapper(self._make), self._env_timeout_s)
-        self._process = multiprocessing.Process(
-            target=_serve, args=(other_end, self._connection, host), daemon=True
-        )
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        arguments = (other_end, self._connection, host, in_main_thread)
+        self._process = multiprocessing.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         self._at_exit = atexit.register(partial(_kill, self._process, os.getpid()))
         other_end.close()
@@ -359,16 +360,23 @@ def _die_with_parent() -> None:
     """Let Linux kill this process when its parent ends, even in the middle of a step.
 
     A process that hangs in its environment would outlive a killed run, and keep the inherited lock
-    of its run folder. On other systems it ends when it next reads from the connection.
+    of its run folder. On other systems it ends when it next reads from the connection. Not for one
+    that another thread than the main one has started: the end of the thread would kill it, too.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _serve(connection: Connection, other_end: Connection, make_host: Callable[[], EnvHost]) -> None:
+def _serve(
+    connection: Connection,
+    other_end: Connection,
+    make_host: Callable[[], EnvHost],
+    from_main_thread: bool,
+) -> None:
     """Answer calls until the other process closes the connection or ends."""
     other_end.close()
-    _die_with_parent()
+    if from_main_thread:
+        _die_with_parent()
     # The run, which receives the signals of its process group as well, ends its processes itself.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing import connection
@@ -324,6 +325,15 @@ def test_a_function_that_cannot_be_pickled_does_not_end_the_episode() -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match="pickle"):
         env.apply(lambda _: lock.locked())
+    assert env.step(0)[0][1] == 1
+    env.close()
+
+
+def test_environments_outlive_the_thread_that_made_them() -> None:
+    make = ProxyMaker(ProcessEnv, lambda _: Counter(), "Counter", None)
+    with ThreadPoolExecutor() as thread:
+        env = thread.submit(make, 0).result()
+    env.reset(seed=0)
     assert env.step(0)[0][1] == 1
     env.close()
 
