@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from rlrun.algorithms.central_connectors import CentralConnectors
 from rlrun.algorithms.learner_connectors import LearnerConnectors, require_valid
 from rlrun.algorithms.progress import Progress
@@ -32,6 +30,7 @@ from rlrun.envs.spaces_only import plain_spaces, spaces_of
 from rlrun.learning.learner import Learner
 from rlrun.learning.learner_group import LearnerGroup
 from rlrun.learning.losses import require_numbers
+from rlrun.policies.catalog import seeded_torch
 from rlrun.policies.policy import Policy
 from rlrun.policies.policy_mapping import Spaces
 from rlrun.policies.rl_module import MultiAgentRLModule
@@ -124,8 +123,7 @@ class Policies(Mapping[str, PolicySettings]):
         if settings.use is None:
             self.learners[policy_id] = self._make_learner(policy_id)
             return
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(weights_seed(self._seed, policy_key(policy_id)))
+        with seeded_torch(weights_seed(self._seed, policy_key(policy_id))):
             self.custom[policy_id] = custom_policy(settings, *self.module_spaces(policy_id))
 
     def stop(self) -> None:

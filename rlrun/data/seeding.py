@@ -11,7 +11,9 @@ runner, a resumed run and a run with other evaluations in between all draw the s
 rlrun draws nothing from the global generators (`random`, `numpy.random`, torch), but user code may.
 They are seeded wherever it runs: permanently in actors and sub-processes, which belong to the run;
 in the user's own process only while rlrun works there. Torch's is seeded where torch has been
-imported.
+imported. Algorithms may be built and trained in several threads of a process: whatever draws from
+torch's generator holds `GENERATORS_LOCK` meanwhile, and so does what exchanges states. User code
+that draws elsewhere draws from what the threads share.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import pickle
 import random
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -31,6 +34,7 @@ from zlib import crc32
 import numpy as np
 from numpy.random import mtrand
 
+GENERATORS_LOCK = threading.RLock()
 _SPACES = ("observation_space", "action_space", "observation_spaces", "action_spaces")
 
 
@@ -225,14 +229,16 @@ def seeded_generators(seed: int) -> Iterator[None]:
 
     Generators of GPUs are not restored.
     """
-    numpy, other = np.random.get_state(), GlobalGenerators()
-    other.swap()
-    seed_generators(seed)
+    with GENERATORS_LOCK:
+        numpy, other = np.random.get_state(), GlobalGenerators()
+        other.swap()
+        seed_generators(seed)
     try:
         yield
     finally:
-        other.swap()
-        np.random.set_state(numpy)
+        with GENERATORS_LOCK:
+            other.swap()
+            np.random.set_state(numpy)
 
 
 def drawn_from(env: Any) -> tuple[Any, ...]:

@@ -3,6 +3,8 @@
 Owns which module a section describes. Must not know of algorithms.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +14,7 @@ from torch import nn
 from rlrun.config.problems import misfit
 from rlrun.config.registry import import_object
 from rlrun.config.schema import ModelConfig
+from rlrun.data.seeding import GENERATORS_LOCK
 from rlrun.policies.attention import AttentionActorCritic
 from rlrun.policies.masked_module import ModuleFactory, with_action_mask
 from rlrun.policies.policy import state_views
@@ -74,12 +77,19 @@ def seeded_module(
     seed: int,
 ) -> RLModule:
     """A module whose initial weights follow from the seed alone."""
-    # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return with_action_mask(factory, observation_space, action_space, model)
-    finally:
-        torch.set_num_threads(num_threads)
+    with seeded_torch(seed):
+        return with_action_mask(factory, observation_space, action_space, model)
+
+
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Seed torch's generator for the ``with`` block, in which initial weights are drawn."""
+    with GENERATORS_LOCK, torch.random.fork_rng(devices=[]):
+        # Orthogonal weights come out of LAPACK, whose last digits depend on the number of threads.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlrun.data import columns as col
+from rlrun.data.seeding import GENERATORS_LOCK
 from rlrun.data.trajectory_views import source_rows
 from rlrun.policies.action_sampling import action_sampler
 from rlrun.policies.flat_parameters import to_tensors
@@ -42,7 +43,7 @@ def unread_views(module: RLModule, *forwards: str) -> frozenset[str]:
     if not judged:
         return frozenset()
     dummy, rows = copy.deepcopy(module), _RecordedRows(_zeros(module))
-    with torch.random.fork_rng(), torch.no_grad():
+    with GENERATORS_LOCK, torch.random.fork_rng(), torch.no_grad():
         for forward in forwards:
             try:
                 getattr(dummy, forward)(rows)

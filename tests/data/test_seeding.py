@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -14,6 +16,7 @@ from gymnasium import spaces
 from rlrun import MultiAgentEnv, PGConfig
 from rlrun.data.seeding import seeded_generators
 from rlrun.envs.multi_agent_env import make_multi_agent
+from rlrun.policies.catalog import seeded_torch
 
 
 class Draws(gymnasium.Env[Any, Any]):
@@ -167,3 +170,18 @@ def test_the_generators_are_seeded_for_a_block() -> None:
             drawn.append(draw())
     assert drawn[0] == drawn[1]
     assert all(a != b for a, b in zip(drawn[1], drawn[2], strict=True))
+
+
+def test_threads_draw_initial_weights_as_each_would_alone() -> None:
+    def draw(seed: int) -> list[float]:
+        with seeded_generators(seed):
+            time.sleep(0.02 * (seed % 2))
+            with seeded_torch(seed):
+                first = float(torch.rand(()))
+                time.sleep(0.04)  # another thread would draw now, and seed, and restore
+                return [first, float(torch.rand(()))]
+
+    seeds, before = range(6), torch.get_num_threads()
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        assert list(threads.map(draw, seeds)) == [draw(seed) for seed in seeds]
+    assert torch.get_num_threads() == before
