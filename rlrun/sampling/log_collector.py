@@ -180,9 +180,9 @@ class LogCollector(SampleCollector):
         self._recent[slots] = -1
 
     def drop(self, slots: Array, episode_id: int) -> None:
-        used = slice(0, self.size)
-        self.columns[_DELIVERED][used] |= self.columns[col.EPS_ID][used] == episode_id
         self.end_episodes(slots)
+        # At once: how many rows are stored decides the last digits of what a learner computes.
+        self._keep(self.columns[col.EPS_ID][: self.size] != episode_id)
 
     def _append(self, obs: Array, slots: Array) -> Array:
         """Append rows with observations ``[k, ...]``; returns their numbers, int ``[k]``."""
@@ -302,6 +302,10 @@ class LogCollector(SampleCollector):
         wanted[np.concatenate(rows)] = True
         following = self.columns[_NEXT][: self.size][wanted]
         wanted[following[following >= 0]] = True
+        self._keep(wanted)
+
+    def _keep(self, wanted: Array) -> None:
+        """Keep the rows that are wanted, bool ``[M]``, and renumber them."""
         kept = np.flatnonzero(wanted)
         moved = np.full(self.size + 1, -1)  # the new number of each row; -1 stays -1
         moved[kept] = np.arange(len(kept))

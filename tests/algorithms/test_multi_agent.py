@@ -377,7 +377,8 @@ def test_callbacks_may_add_and_remove_policies_at_any_point_of_an_iteration(buil
     algorithm.train()
 
 
-def test_agents_that_join_late_get_no_policy_that_was_removed_meanwhile(built, tmp_path):
+@pytest.mark.parametrize("fresh", [False, True])
+def test_agents_that_join_late_get_no_policy_that_was_removed_meanwhile(built, tmp_path, fresh):
     """Also after a resume, where agents have joined before the removal and join after it."""
 
     def make():
@@ -393,6 +394,7 @@ def test_agents_that_join_late_get_no_policy_that_was_removed_meanwhile(built, t
         train(algorithm, 1)
         algorithm.remove_policy(f"older_{i}")
         algorithm.save(tmp_path / str(i))
+        resumed = make() if fresh else resumed
         resumed.restore(tmp_path / str(i))
         assert train(resumed, 1) == train(algorithm, 1)
 
