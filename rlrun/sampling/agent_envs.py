@@ -335,7 +335,9 @@ class AgentEnvs(EpisodeSource):
         """
         self.episodes.set_state(state["episodes"])
         self.started = bool(state["started"])
-        if not self.started:
+        if not self.started:  # connectors may have a state all the same
+            for policy_id in actors.keys() & actor_states.keys():
+                actors[policy_id].set_state(actor_states[policy_id])
             return
         seen: Observations = {}
         diverged: set[int] = set()

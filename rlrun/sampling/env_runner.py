@@ -502,8 +502,11 @@ class EnvRunner(OldNames):
         for name, there in state.get("batches", own).items():  # older checkpoints lack it
             if there not in (own[name], "complete_episodes"):  # which keeps all rows
                 raise ValueError(f"env_runners.{name} must be {there}, not {own[name]}")
-        if self._unfinished:
+        if self._unfinished or self._slot_envs.started:
             self._begin_afresh()
+        # Policies that came after the state come again, as new ones, with the next request.
+        there = state["policies"]
+        self.set_policies({name: own for name, own in self._settings.items() if name in there})
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
         # Environments may raise in what follows.

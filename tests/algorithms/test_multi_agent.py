@@ -19,6 +19,7 @@ from tiny import (
     train,
 )
 
+from rlrun import Connector
 from rlrun.algorithms.a3c import A3CConfig
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.impala import IMPALAConfig
@@ -329,6 +330,40 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
     for wrong in ("", "a/b"):
         with pytest.raises(ValueError, match="not empty and has no slash"):
             algorithm.add_policy(wrong, like="main")
+
+
+class Blurs(Connector):
+    """Adds random numbers of its own generator."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self, observations, history):
+        return observations + self.rng.normal(size=observations.shape).astype(np.float32)
+
+    def get_state(self):
+        return {"rng": self.rng.bit_generator.state}
+
+    def set_state(self, state):
+        self.rng.bit_generator.state = state["rng"]
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+@pytest.mark.parametrize("name", ["PPO, LSTM", "A3C"])
+def test_restored_policies_that_had_not_acted_keep_no_steps_of_later(
+    several, name, iterations, tmp_path
+):
+    """Neither at the start, nor one that was added after the last iteration."""
+    mapping = {"policies": ["main"], "agents": "test_multi_agent:any_policy"}
+    blurred = {"env_to_module_connector": "test_multi_agent:Blurs"}
+    whole = {"batch_mode": "complete_episodes"} if name == "A3C" else {}
+    algorithm = several(name, multi_agent=mapping, env_runners={**blurred, **whole})
+    train(algorithm, iterations)
+    algorithm.add_policy("older", like="main", train=True)
+    algorithm.save(tmp_path / "checkpoint")
+    rows = train(algorithm, 3)
+    algorithm.restore(tmp_path / "checkpoint")
+    assert train(algorithm, 3) == rows
 
 
 class AtEpisodes(Callbacks):
