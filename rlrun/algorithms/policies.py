@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from rlrun.algorithms.central_connectors import CentralConnectors
@@ -83,7 +84,7 @@ class Policies(Mapping[str, PolicySettings]):
             import_object(to_train) if isinstance(to_train, str) else None
         )
         self.before_learning: Callable[[str, SampleBatch], None] | None = None
-        self._seed = config.seed or 0
+        self._seed, self._num_added = config.seed or 0, 0
         self._learner_connectors: dict[str, LearnerConnectors] = {}
         self._warned: set[str] = set()
         self._rows: dict[str, Any] = {}  # of the result, for policies without a gradient step here
@@ -341,8 +342,11 @@ class Policies(Mapping[str, PolicySettings]):
             own = {name: array for name, array in weights.items() if name.startswith(prefix)}
             learner.load_named_weights({n.removeprefix(prefix): a for n, a in own.items()})
 
-    def add(self, policy_id: str, like: str, train: bool) -> None:
+    def add(self, policy_id: str, like: str, train: bool, number: int | None = None) -> None:
         """Add a policy with the settings and present weights of another.
+
+        Args:
+            number: see `PolicySettings`; None takes the next one.
 
         Raises:
             ValueError: there is one agent only, or the id is taken or impossible.
@@ -355,8 +359,12 @@ class Policies(Mapping[str, PolicySettings]):
             raise ValueError(f"there is a policy {policy_id!r} already")
         if not policy_id or "/" in policy_id:
             raise ValueError(f"a policy id is not empty and has no slash: {policy_id!r}")
+        if number is None:
+            number = self._num_added = self._num_added + 1
         root = self.settings[like].like or like
-        self.settings[policy_id] = replace(self.settings[like], train=train, like=root)
+        self.settings[policy_id] = replace(
+            self.settings[like], train=train, like=root, number=number
+        )
         self.spaces[policy_id] = self.spaces[like]
         self.connectors.add(policy_id, like)
         self._make(policy_id)
@@ -376,9 +384,12 @@ class Policies(Mapping[str, PolicySettings]):
             require_form(self.spaces, spaces_of(stored), "env", "in the checkpoint")
         for policy_id in [name for name in self if name not in state["ids"]]:
             remove(policy_id)
-        for policy_id, made in state["added"].items():
-            if policy_id not in self:
-                self.add(policy_id, str(made["like"]), bool(made["train"]))
+        now, then = list(self._added().items()), list(state["added"].items())
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False))))
+        for policy_id, _ in now[same:]:  # also those that only come in another order
+            remove(policy_id)
+        for policy_id, made in then[same:]:  # in older checkpoints they have no number
+            self.add(policy_id, str(made["like"]), bool(made["train"]), made.get("number"))
 
     def remove(self, policy_id: str) -> None:
         """Remove a policy that was added; raises ValueError for any other."""
@@ -393,6 +404,14 @@ class Policies(Mapping[str, PolicySettings]):
             table.pop(policy_id, None)
         self.reads.forget(policy_id)
 
+    def _added(self) -> State:
+        """What tells the policies that were added from others of their ids, by id."""
+        return {
+            policy_id: {name: getattr(settings, name) for name in ("like", "train", "number")}
+            for policy_id, settings in self.settings.items()
+            if settings.like is not None
+        }
+
     def get_state(self) -> State:
         """Everything besides the networks' weights."""
         return {
@@ -400,11 +419,8 @@ class Policies(Mapping[str, PolicySettings]):
             "several": self.several,
             "clip_rewards": self.connectors.clip_rewards,
             "ids": list(self.settings),
-            "added": {
-                policy_id: {"like": settings.like, "train": settings.train}
-                for policy_id, settings in self.settings.items()
-                if settings.like is not None
-            },
+            "added": self._added(),
+            "num_added": self._num_added,
             "weights_version": self.weights_version,
             "connectors": self.connectors.get_state(),
             "learners": {name: learner.get_state() for name, learner in self.learners.items()},
@@ -420,6 +436,7 @@ class Policies(Mapping[str, PolicySettings]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `get_state`, for policies of the same ids."""
         self._rows = {}
+        self._num_added = int(state.get("num_added", self._num_added))  # older checkpoints lack it
         self.connectors.set_state(state["connectors"])
         for policy_id, learner in self.learners.items():
             learner.set_state(state["learners"][policy_id])

@@ -44,6 +44,8 @@ class PolicySettings:
     """Arguments of that policy, as its ``config``."""
     like: str | None = None
     """The policy that it was copied from, if it was added during the run."""
+    number: int = 0
+    """Policies that have been added so far, this one included: an id may be taken again."""
     spaces_of: str | None = None
     """Agent whose spaces it has, if they do not follow from `multi_agent.agents`."""
 

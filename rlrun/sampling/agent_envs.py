@@ -7,7 +7,7 @@ not know how actions are chosen; the policies' actors receive the steps of their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,18 +74,23 @@ class AgentEnvs(EpisodeSource):
         self._env_steps = self._agent_steps = 0
 
     def set_policies(
-        self, spaces: Mapping[str, Spaces], actors: Mapping[str, PolicyActor]
+        self,
+        spaces: Mapping[str, Spaces],
+        actors: Mapping[str, PolicyActor],
+        stay: Collection[str] = (),
     ) -> list[SubEnv]:
-        """Have slots for exactly these policies; those that stay keep their slots.
+        """Have slots for exactly these policies.
+
+        Args:
+            actors: of the policies so far.
+            stay: those of them that keep their slots.
 
         Returns:
             Sub-environments whose episodes are given up because the policy of an agent is gone.
             `begin_again` begins their next ones.
         """
-        gone = self.env.policies.keys() - spaces.keys()
-        for policy_id in spaces:
-            if policy_id not in self.env.policies:
-                self.env.policies[policy_id] = PolicySlots(spaces[policy_id])
+        before = self.env.policies
+        gone = before.keys() - stay
         left = [
             sub
             for sub in self.env.subs
@@ -93,8 +98,10 @@ class AgentEnvs(EpisodeSource):
         ]
         for sub in left:
             self._give_up(sub, actors)
-        for policy_id in gone:
-            del self.env.policies[policy_id]
+        self.env.policies = {
+            policy_id: before[policy_id] if policy_id in stay else PolicySlots(spaces[policy_id])
+            for policy_id in spaces
+        }
         return left
 
     def begin_again(self, subs: Iterable[SubEnv], actors: Mapping[str, PolicyActor]) -> None:
@@ -332,19 +339,23 @@ class AgentEnvs(EpisodeSource):
         Each environment is reset with the seed of its episode, and given back its state or repeats
         the actions. Where it then returns other observations than before, or its episode is too
         long, a fresh episode begins.
+
+        Args:
+            actor_states: of those actors that there were.
         """
+        known = {policy_id: actors[policy_id] for policy_id in actor_states}
         self.episodes.set_state(state["episodes"])
         self.started = bool(state["started"])
         if not self.started:  # connectors may have a state all the same
-            for policy_id in actors.keys() & actor_states.keys():
-                actors[policy_id].set_state(actor_states[policy_id])
+            for policy_id, actor in known.items():
+                actor.set_state(actor_states[policy_id])
             return
         seen: Observations = {}
         diverged: set[int] = set()
         for sub, env_state in zip(self.env.subs, state["envs"], strict=True):
-            seen |= self._restore(sub, env_state, actors, diverged)
+            seen |= self._restore(sub, env_state, known, diverged)
         for policy_id, slots in self.env.policies.items():
-            if policy_id not in actor_states:
+            if policy_id not in known:
                 continue
             agents = [
                 agent
@@ -358,7 +369,7 @@ class AgentEnvs(EpisodeSource):
             diverged |= self._see_again(slots, state["due"][policy_id], seen, actors[policy_id])
         pairs = zip(self._recorded, state["envs"], strict=True)
         lengths = [0 if self._has_state(one) else parts[-1].since_reset for parts, one in pairs]
-        warned = [i for i in sorted(diverged) if has_policies(self._recorded[i], actors)]
+        warned = [i for i in sorted(diverged) if has_policies(self._recorded[i], known)]
         log_replay(self.episodes, warned, lengths, self._env_id, self._runner_index)
         for env_index in sorted(diverged):
             sub = self.env.subs[env_index]

@@ -206,17 +206,20 @@ class EnvRunner(OldNames):
 
         Episodes in which an agent has a policy that is gone are given up.
         """
-        if policies == self._settings:
+        if policies == self._settings and [*policies] == [*self._settings]:
             return
         spaces = self.policy_spaces(policies)
-        for policy_id, settings in policies.items():
-            if policy_id not in self.actors:
-                self.actors[policy_id] = self._new_actor(policy_id, settings, spaces[policy_id])
+        # One may be gone though there is another of its id.
+        stay = {name for name, own in self._settings.items() if (name, own) in policies.items()}
+        actors = {
+            name: self.actors[name] if name in stay else self._new_actor(name, own, spaces[name])
+            for name, own in policies.items()
+        }
         given_up = []
         if isinstance(self._slot_envs, AgentEnvs):
-            given_up = self._slot_envs.set_policies(spaces, self.actors)
-        for policy_id in self.actors.keys() - policies.keys():
-            del self.actors[policy_id]
+            given_up = self._slot_envs.set_policies(spaces, self.actors, stay)
+        self.actors.clear()  # the sampling loop refers to this very dict
+        self.actors.update(actors)
         self._settings = dict(policies)
         self.policies = {policy_id: actor.policy for policy_id, actor in self.actors.items()}
         self.postprocess.set_policies(self.policies)
@@ -482,8 +485,13 @@ class EnvRunner(OldNames):
             "next_fragment": self._next_fragment,
             "batches": self._kind_of_batches(),
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
+            "numbers": self._numbers(),
             **self._slot_envs.get_state(self.actors),
         }
+
+    def _numbers(self) -> dict[str, int]:
+        """By policy id, what tells policies from earlier ones of their ids."""
+        return {name: 0 if one is None else one.number for name, one in self._settings.items()}
 
     def _kind_of_batches(self) -> dict[str, str]:
         """The settings that decide which rows of running episodes are kept, and in what form."""
@@ -504,14 +512,21 @@ class EnvRunner(OldNames):
                 raise ValueError(f"env_runners.{name} must be {there}, not {own[name]}")
         if self._unfinished or self._slot_envs.started:
             self._begin_afresh()
-        # Policies that came after the state come again, as new ones, with the next request.
-        there = state["policies"]
-        self.set_policies({name: own for name, own in self._settings.items() if name in there})
+        own_numbers, present = self._numbers(), self._settings
+        numbers = state.get("numbers", own_numbers)  # older checkpoints lack it
+        policies = {
+            name: of_policy
+            for name, of_policy in state["policies"].items()
+            if name in present and numbers.get(name) == own_numbers[name]
+        }
+        # Those that came after the state come again, as new ones.
+        self.set_policies({name: present[name] for name in present if name in policies})
+        self.set_policies(present)
         self._next_fragment = int(state["next_fragment"])
         self.weights_version = -1  # weights of another run may have the same number
         # Environments may raise in what follows.
         self._environments.rebuilder.set_state(state["rebuilder"])
-        self._slot_envs.set_state(state, self.actors, state["policies"])
+        self._slot_envs.set_state(state, self.actors, policies)
         if self._watch is not None:
             self._watch.set_state(state.get("live_episodes", ()))
 

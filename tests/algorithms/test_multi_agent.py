@@ -366,6 +366,51 @@ def test_restored_policies_that_had_not_acted_keep_no_steps_of_later(
     assert train(algorithm, 3) == rows
 
 
+@pytest.mark.parametrize("name", ["PPO", "A3C", "IMPALA", "DQN", "SAC"])
+def test_ids_of_removed_policies_may_be_taken_again(several, name, tmp_path):
+    """By others, and before runners have heard of the removal; a restore brings back the first."""
+
+    def make():
+        policies = {"main": {}, "small": {"model": {"hidden": [5]}}}
+        mapping = {"policies": policies, "agents": "test_multi_agent:any_policy"}
+        return several(name, multi_agent=mapping, **FILTERED)
+
+    def take_again(algorithm):
+        algorithm.remove_policy("older")
+        algorithm.add_policy("older", like="small", train=True)
+
+    algorithm, resumed = make(), make()
+    for policy_id in ("older", "oldest"):
+        algorithm.add_policy(policy_id, like="main")
+    train(algorithm, 2)
+    algorithm.save(tmp_path / "first")
+    rows = train(algorithm, 3)
+    take_again(algorithm)
+    train(algorithm, 1)
+    algorithm.restore(tmp_path / "first")
+    assert list(algorithm.policies) == ["main", "small", "older", "oldest"]
+    assert train(algorithm, 3) == rows
+    take_again(algorithm)
+    algorithm.save(tmp_path / "again")
+    resumed.restore(tmp_path / "again")
+    assert train(resumed, 3) == train(algorithm, 3)
+    assert_equal_weights(resumed, algorithm)
+
+
+def test_a_policy_that_is_replaced_by_one_like_it_drops_its_episodes(several):
+    """Or the rows of an episode would be of both."""
+    algorithm = several("PPO", multi_agent={"policies": ["main"]})
+    algorithm.add_policy("older", like="main")
+    train(algorithm, 1)
+    runner = algorithm.env_runner_group.local_env_runner
+    runner.set_policies(dict(algorithm.policies))
+    kept = runner.actors["older"]
+    algorithm.remove_policy("older")
+    algorithm.add_policy("older", like="main")
+    runner.set_policies(dict(algorithm.policies))
+    assert runner.actors["older"] is not kept
+
+
 class AtEpisodes(Callbacks):
     """Adds a policy at the end of an episode, and removes it at the end of a later one."""
 
