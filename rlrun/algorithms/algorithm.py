@@ -529,7 +529,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             self.env_runner_group.foreach_env_runner(lambda runner: runner.set_policies(now))
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint into the folder ``path``."""
+        """Write a checkpoint as the folder ``path``, in place of an earlier one."""
         result = {"training_iteration": self.progress.iteration}
         write_checkpoint(Path(path), take_checkpoint(self, result))
 

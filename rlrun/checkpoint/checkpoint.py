@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,7 +35,10 @@ FORMAT = "rlrun-checkpoint"
 FORMAT_VERSION = 4  # 3: one layout for one and for several agents; 4: a sha256 of the manifest
 
 MANIFEST = "manifest.json"
-_LASTING = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
+_LASTING = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY),
+    errno.ESTALE,
+}
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
 
 
@@ -195,15 +199,26 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint`` as ``directory``, whole or not at all.
 
     Raises:
-        CheckpointWriteError: the disk refuses, or the state cannot be stored.
+        CheckpointWriteError: the disk refuses, the state cannot be stored, or the directory holds
+            something else than an earlier checkpoint.
     """
     try:
+        _require_replaceable(directory)
         replace_directory(directory, _serialise(checkpoint))
     except (OSError, StateError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointWriteError(
             f"{directory}: the checkpoint could not be written: {reason}"
         ) from error
+
+
+def _require_replaceable(directory: Path) -> None:
+    """Raise OSError if there is a file, or a directory with more than a checkpoint's files."""
+    with suppress(FileNotFoundError):
+        others = set(os.listdir(directory)).difference((MANIFEST, *_FILES))
+        if others:
+            reason = f"the folder holds {min(others)}, which is no part of a checkpoint"
+            raise OSError(errno.ENOTEMPTY, f"{reason} and would be lost: name another folder")
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -69,6 +69,27 @@ def test_a_checkpoint_is_read_as_it_was_written(written):
     assert [path.name for path in written.parent.iterdir()] == ["000007"]
 
 
+@pytest.mark.parametrize("name", ["folder", "folder/thesis.txt"])
+def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path, name):
+    """As with a path that is meant as the folder to put checkpoints in."""
+    thesis = tmp_path / "folder" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"holds thesis\.txt,|Not a dir") as caught:
+        write_checkpoint(tmp_path / name, make())
+    assert caught.value.is_lasting
+    assert thesis.read_text() == "years of work"
+
+
+def test_an_empty_folder_and_an_earlier_checkpoint_are_replaced(written):
+    write_checkpoint(written, make(8))
+    assert read_checkpoint(written).iteration == 8
+    empty = written.parent / "empty"
+    empty.mkdir()
+    write_checkpoint(empty, make())
+    assert read_checkpoint(empty).iteration == 7
+
+
 def test_no_file_is_a_pickle(written):
     for path in written.iterdir():
         assert path.suffix in {".json", ".safetensors", ".yaml"}
