@@ -465,7 +465,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Add a policy with the settings and present weights of another; new episodes may use it.
 
         Raises:
-            ValueError: there is only one agent, or a policy of that id.
+            ValueError: there is only one agent, no policy ``like``, or one of that id.
         """
         self.policies.add(policy_id, like, train)
         self._call_back("on_create_policy", policy_id)

@@ -349,7 +349,7 @@ class Policies(Mapping[str, PolicySettings]):
             number: see `PolicySettings`; None takes the next one.
 
         Raises:
-            ValueError: there is one agent only, or the id is taken or impossible.
+            ValueError: there is one agent only, no such other, or the id is taken or impossible.
         """
         if not self.several:
             raise ValueError(
@@ -357,6 +357,8 @@ class Policies(Mapping[str, PolicySettings]):
             )
         if policy_id in self.settings:
             raise ValueError(f"there is a policy {policy_id!r} already")
+        if like not in self.settings:
+            raise ValueError(f"there is no policy {like!r}; policies: {', '.join(self)}")
         if not policy_id or "/" in policy_id:
             raise ValueError(f"a policy id is not empty and has no slash: {policy_id!r}")
         if number is None:

@@ -327,6 +327,8 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
         algorithm.remove_policy("main")
     with pytest.raises(ValueError, match="there is a policy 'main' already"):
         algorithm.add_policy("main", like="main")
+    with pytest.raises(ValueError, match="there is no policy 'older'; policies: main"):
+        algorithm.add_policy("newer", like="older")
     for wrong in ("", "a/b"):
         with pytest.raises(ValueError, match="not empty and has no slash"):
             algorithm.add_policy(wrong, like="main")
