@@ -271,7 +271,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         policies.leave_out_unread(learners, self.columns_read)
         if due:
             with self.timers.phase("evaluate"):
-                evaluation = self._evaluate(progress.evaluations)
+                evaluation = self._evaluate(progress.evaluations, begun=True)
         else:
             evaluation = self._evaluation(None, progress.evaluations)
         result = progress.end_iteration(
@@ -409,9 +409,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         """Evaluate as section `evaluation` says; affects neither training nor later results."""
         return self._evaluate(copy.deepcopy(self.progress.evaluations))
 
-    def _evaluate(self, statistics: EpisodeStatistics) -> Result:
+    def _evaluate(self, statistics: EpisodeStatistics, *, begun: bool = False) -> Result:
         self._call_back("on_evaluate_start")
-        result = self._evaluation(self.evaluator.evaluate(), statistics)
+        result = self._evaluation(self.evaluator.evaluate(begun=begun), statistics)
         self._call_back("on_evaluate_end", result)
         return result
 

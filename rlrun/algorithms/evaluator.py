@@ -75,11 +75,17 @@ class Evaluator:
             self.group.wait_until_built()
 
     def begin(self) -> None:
-        """Let actors begin with the present weights; `evaluate` returns what comes of it."""
+        """Let actors begin with the present weights; `evaluate` can return what comes of it."""
         self._begun = self._round(range(self._at_once))
 
-    def evaluate(self) -> list[EpisodeRecord]:
-        """As many finished episodes as `evaluation` asks for, in their order."""
+    def evaluate(self, *, begun: bool = False) -> list[EpisodeRecord]:
+        """As many finished episodes as `evaluation` asks for, in their order.
+
+        Args:
+            begun: take what `begin` has begun; else that, of an iteration that failed, is dropped.
+        """
+        if not begun:
+            self._begun = None
         return self.episodes_by(self._run)
 
     def episodes_by(self, run: Callable[[range], list[EpisodeRecord]]) -> list[EpisodeRecord]:

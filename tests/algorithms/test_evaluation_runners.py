@@ -121,6 +121,20 @@ def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
     assert [parallel.train()["evaluation"] for _ in range(3)] == expected
 
 
+def test_what_was_begun_in_an_iteration_that_failed_is_not_taken_for_the_present_weights(
+    parallel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(parallel, "training_step", fails)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        parallel.train()
+    straight = config().build()
+    parallel.set_weights(straight.get_weights())
+    assert parallel.evaluate() == straight.evaluate()
+
+
 def test_an_interrupt_ends_an_evaluation_whose_runner_fails_instead_of_replacing_it(
     parallel: Any,
 ) -> None:
