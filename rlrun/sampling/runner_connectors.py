@@ -19,7 +19,7 @@ import gymnasium as gym
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.seeding import Role, connector_seed
+from rlrun.data.seeding import Role, connector_seed, generators_seed, seeded_generators
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.privileged import PolicyInput
 from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
@@ -40,8 +40,8 @@ class RunnerConnectors:
     Args:
         observation_space, action_space: of one environment.
         num_slots: B.
-        key: seeds connectors that draw random numbers: the runner's role and index, and with
-            several agents a number of the policy's.
+        key: seeds connectors that draw random numbers, and the making of the policy: the runner's
+            role and index, and with several agents a number of the policy's.
         policy: what one of several policies is made from.
 
     Attributes:
@@ -65,6 +65,7 @@ class RunnerConnectors:
         policy: PolicySettings | None = None,
     ) -> None:
         self._spec, self._settings = spec, policy
+        self._generators_seed = generators_seed(spec.seed, *key)
         self.env_spaces = observation_space, action_space
         self.rewards = reward_pipeline(spec)
         self.observations: ObservationPipeline | EnvToModule
@@ -97,7 +98,9 @@ class RunnerConnectors:
     @cached_property
     def policy(self) -> Policy:
         """The policy between these connectors."""
-        return self._make_policy(self.action_space)
+        # One more policy must not change what the process draws next, such as dropout masks.
+        with seeded_generators(self._generators_seed):
+            return self._make_policy(self.action_space)
 
     @property
     def _model(self) -> ModelConfig:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from tiny import (
     BATCH,
     CONFIGS,
@@ -397,6 +398,24 @@ def test_ids_of_removed_policies_may_be_taken_again(several, name, tmp_path):
     resumed.restore(tmp_path / "again")
     assert train(resumed, 3) == train(algorithm, 3)
     assert_equal_weights(resumed, algorithm)
+
+
+def test_making_a_policy_does_not_change_what_is_drawn_next(several, tmp_path):
+    """The runners make theirs in the middle of an iteration, or with a restore before it."""
+
+    def make():
+        mapping = {"policies": ["main"], "agents": "test_multi_agent:any_policy"}
+        return several("PPO", multi_agent=mapping, model={"use": "tiny:DropsOut"})
+
+    algorithm, resumed = make(), make()
+    algorithm.add_policy("older", like="main")
+    algorithm.save(tmp_path / "checkpoint")
+    resumed.restore(tmp_path / "checkpoint")
+    assert train(algorithm, 1) == train(resumed, 1)
+    drawn = torch.get_rng_state()
+    algorithm.evaluate()
+    algorithm.acting_policy("older")
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_a_policy_that_is_replaced_by_one_like_it_drops_its_episodes(several):
