@@ -113,6 +113,8 @@ class A3CPolicy(TorchPolicy):
 class PolicyGradient:
     """The gradient of one policy's rows of a fragment."""
 
+    number: int
+    """The policy's, see `PolicySettings`: another may have its id by now."""
     num_rows: int
     gradients: NDArray[np.float32]
     """``[P]``."""
@@ -132,12 +134,13 @@ def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) ->
     reply = runner.sample_fragment(request, weights)
     batches, found = reply.batches.policy_batches, {}
     for policy_id, policy in runner.policies.items():
-        learns = request.policies is None or request.policies[policy_id].train
+        own = None if request.policies is None else request.policies[policy_id]
         if not isinstance(policy, A3CPolicy):
             continue  # a custom policy learns from rows, in the training process
         batch = batches.pop(policy_id, None)
-        if learns and batch is not None:
-            found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
+        if batch is not None and (own is None or own.train):
+            number = 0 if own is None else own.number
+            found[policy_id] = PolicyGradient(number, len(batch), *policy.compute_gradients(batch))
     rest = MultiAgentBatch(batches, reply.env_steps)
     return GradientReply(replace(reply, batches=rest), found)
 
@@ -201,7 +204,8 @@ class A3C(Algorithm[A3CTraining]):
             lag = self.policies.weights_version - reply.sampled.weights_version
             with self.timers.phase("learn"):
                 for policy_id, found in reply.by_policy.items():
-                    if policy_id not in self.learners:
+                    settings = self.policies.settings.get(policy_id)
+                    if settings is None or settings.number != found.number:
                         continue  # removed since the request
                     # Rows stay with the runner, so `policies_to_train` is asked without a batch.
                     if self.policies.is_policy_to_train(policy_id):

@@ -21,7 +21,7 @@ from tiny import (
 )
 
 from rlrun import Connector
-from rlrun.algorithms.a3c import A3CConfig
+from rlrun.algorithms.a3c import A3CConfig, sample_gradients
 from rlrun.algorithms.callbacks import Callbacks
 from rlrun.algorithms.impala import IMPALAConfig
 from rlrun.algorithms.pg import PGConfig
@@ -398,6 +398,24 @@ def test_ids_of_removed_policies_may_be_taken_again(several, name, tmp_path):
     resumed.restore(tmp_path / "again")
     assert train(resumed, 3) == train(algorithm, 3)
     assert_equal_weights(resumed, algorithm)
+
+
+def test_a_gradient_of_a_removed_policy_is_not_applied_to_another_of_its_id(several, monkeypatch):
+    """One that was under way when the policy was removed."""
+    mapping = {"policies": ["main"], "agents": "test_multi_agent:any_policy"}
+    algorithm = several("A3C", multi_agent=mapping)
+    algorithm.add_policy("older", like="main", train=True)
+    runner, weights = algorithm.env_runner_group.local_env_runner, algorithm.policies.acting_weights
+    reply = sample_gradients(runner, algorithm.next_request(BATCH), weights)
+    assert reply.by_policy.keys() == {"main", "older"}
+    algorithm.remove_policy("older")
+    algorithm.add_policy("older", like="main", train=True)
+    before = algorithm.get_weights()
+    monkeypatch.setattr(algorithm.stream.sampler, "take", lambda: reply)
+    algorithm.train()
+    after = algorithm.get_weights()
+    changed = {key for key, value in after.items() if (value != before[key]).any()}
+    assert {key.partition("/")[0] for key in changed} == {"main"}
 
 
 def test_making_a_policy_does_not_change_what_is_drawn_next(several, tmp_path):
