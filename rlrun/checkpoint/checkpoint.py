@@ -36,10 +36,16 @@ FORMAT_VERSION = 4  # 3: one layout for one and for several agents; 4: a sha256 
 
 MANIFEST = "manifest.json"
 _LASTING = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY),
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
     errno.ESTALE,
 }
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
+_OF_THE_SYSTEM = (".DS_Store", ".nfs")  # how files begin that macOS and NFS leave in folders
 
 
 class CheckpointError(InputError):
@@ -215,8 +221,8 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 def _require_replaceable(directory: Path) -> None:
     """Raise OSError if there is a file, or a directory with more than a checkpoint's files."""
     with suppress(FileNotFoundError):
-        others = set(os.listdir(directory)).difference((MANIFEST, *_FILES))
-        if others:
+        found = [name for name in os.listdir(directory) if not name.startswith(_OF_THE_SYSTEM)]
+        if others := set(found).difference((MANIFEST, *_FILES)):
             reason = f"the folder holds {min(others)}, which is no part of a checkpoint"
             raise OSError(errno.ENOTEMPTY, f"{reason} and would be lost: name another folder")
 

@@ -19,7 +19,13 @@ import gymnasium as gym
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.connectors.rewards import RewardPipeline
-from rlrun.data.seeding import Role, connector_seed, generators_seed, seeded_generators
+from rlrun.data.seeding import (
+    GENERATORS_LOCK,
+    Role,
+    connector_seed,
+    generators_seed,
+    seeded_generators,
+)
 from rlrun.envs.atari import is_atari_id
 from rlrun.policies.privileged import PolicyInput
 from rlrun.sampling.runner_messages import RunnerSpec, custom_policy
@@ -99,7 +105,7 @@ class RunnerConnectors:
     def policy(self) -> Policy:
         """The policy between these connectors."""
         # One more policy must not change what the process draws next, such as dropout masks.
-        with seeded_generators(self._generators_seed):
+        with GENERATORS_LOCK, seeded_generators(self._generators_seed):
             return self._make_policy(self.action_space)
 
     @property

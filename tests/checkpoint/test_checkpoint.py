@@ -86,6 +86,7 @@ def test_an_empty_folder_and_an_earlier_checkpoint_are_replaced(written):
     assert read_checkpoint(written).iteration == 8
     empty = written.parent / "empty"
     empty.mkdir()
+    (empty / ".DS_Store").touch()
     write_checkpoint(empty, make())
     assert read_checkpoint(empty).iteration == 7
 
