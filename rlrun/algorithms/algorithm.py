@@ -489,7 +489,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return self.policies.buffer_names()
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Load weights by name; the env runners get them with the next request."""
+        """Load weights by name; the env runners get them with the next request.
+
+        Raises:
+            ValueError: names or shapes are not those of `get_weights`.
+        """
         self.policies.load_named_weights(weights)
         self.policies.sync()
 

@@ -336,7 +336,10 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def load_named_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load weights from `named_weights`."""
+        """Load weights from `named_weights`; raises ValueError if they are of other networks."""
+        if others := [name for name in weights if name.partition("/")[0] not in self.learners]:
+            known = ", ".join(self.learners) or "none"
+            raise ValueError(f"no network has the weights {others[0]!r}; networks: {known}")
         for policy_id, learner in self.learners.items():
             prefix = f"{policy_id}/"
             own = {name: array for name, array in weights.items() if name.startswith(prefix)}

@@ -335,6 +335,14 @@ def test_policies_come_and_go_and_are_there_after_a_resume(several, name, tmp_pa
             algorithm.add_policy(wrong, like="main")
 
 
+def test_weights_of_a_policy_that_there_is_not_are_an_error(several):
+    algorithm = several()
+    weights = algorithm.get_weights()
+    with pytest.raises(ValueError, match=r"the weights 'agent_2/pi.*: agent_0, agent_1"):
+        algorithm.set_weights({**weights, "agent_2/pi.0.weight": np.zeros(1)})
+    algorithm.set_weights(weights)
+
+
 class Blurs(Connector):
     """Adds random numbers of its own generator."""
 
