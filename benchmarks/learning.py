@@ -87,7 +87,7 @@ CASES = (
     Case("a2c-cartpole", "a2c", "CartPole-v1", 500_000, 5),
     Case("sac-pendulum", "sac", "Pendulum-v1", 20_000, 5, numbered_starts=True),
     Case("dqn-acrobot", "dqn", "Acrobot-v1", 100_000, 5),
-    Case("dqn-lunarlander", "dqn", "LunarLander-v3", 100_000, 5),
+    Case("dqn-lunarlander", "dqn", "LunarLander-v3", 100_000, 10),
     Case("sac-mountaincar-continuous", "sac", "MountainCarContinuous-v0", 50_000, 5),
     Case("ppo-mountaincar", "ppo", "MountainCar-v0", 1_000_000, 5),
     Case(
