@@ -75,14 +75,15 @@ class Evaluator:
             self.group.wait_until_built()
 
     def begin(self) -> None:
-        """Let actors begin with the present weights; `evaluate` can return what comes of it."""
+        """Ask the actors for the first episodes of `evaluate`, with the present weights."""
         self._begun = self._round(range(self._at_once))
 
     def evaluate(self, *, begun: bool = False) -> list[EpisodeRecord]:
         """As many finished episodes as `evaluation` asks for, in their order.
 
         Args:
-            begun: take what `begin` has begun; else that, of an iteration that failed, is dropped.
+            begun: take the episodes that `begin` has asked for. Otherwise they are dropped: they
+                are of an iteration that failed.
         """
         if not begun:
             self._begun = None

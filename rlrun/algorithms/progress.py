@@ -38,7 +38,7 @@ class Progress:
         next_fragment: number of the next request to env runners.
         time_s: seconds of all finished iterations.
         episodes, env_runners: statistics.
-        evaluations: of their episodes; none is left when the next evaluation begins.
+        evaluations: statistics of the evaluations' episodes, which know all names of metrics.
         policy_lag: age of the weights that sampled the last train batch, for the result.
         timers: seconds of this iteration by phase, the experiment's own phases included.
     """

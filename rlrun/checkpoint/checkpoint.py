@@ -45,7 +45,7 @@ _LASTING = {
     errno.ESTALE,
 }
 _FILES = ("config.yaml", "weights.safetensors", "state.json", "state.safetensors")
-_OF_THE_SYSTEM = (".DS_Store", ".nfs")  # how files begin that macOS and NFS leave in folders
+_SYSTEM_PREFIXES = (".DS_Store", ".nfs")  # of files that macOS and NFS leave in folders
 
 
 class CheckpointError(InputError):
@@ -221,7 +221,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 def _require_replaceable(directory: Path) -> None:
     """Raise OSError if there is a file, or a directory with more than a checkpoint's files."""
     with suppress(FileNotFoundError):
-        found = [name for name in os.listdir(directory) if not name.startswith(_OF_THE_SYSTEM)]
+        found = [name for name in os.listdir(directory) if not name.startswith(_SYSTEM_PREFIXES)]
         if others := set(found).difference((MANIFEST, *_FILES)):
             reason = f"the folder holds {min(others)}, which is no part of a checkpoint"
             raise OSError(errno.ENOTEMPTY, f"{reason} and would be lost: name another folder")

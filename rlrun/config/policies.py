@@ -45,7 +45,7 @@ class PolicySettings:
     like: str | None = None
     """The policy that it was copied from, if it was added during the run."""
     number: int = 0
-    """Policies that have been added so far, this one included: an id may be taken again."""
+    """Counts added policies, from 1; tells a policy from a removed one of the same id."""
     spaces_of: str | None = None
     """Agent whose spaces it has, if they do not follow from `multi_agent.agents`."""
 

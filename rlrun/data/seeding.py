@@ -11,9 +11,9 @@ runner, a resumed run and a run with other evaluations in between all draw the s
 rlrun draws nothing from the global generators (`random`, `numpy.random`, torch), but user code may.
 They are seeded wherever it runs: permanently in actors and sub-processes, which belong to the run;
 in the user's own process only while rlrun works there. Torch's is seeded where torch has been
-imported. Algorithms may be built and trained in several threads of a process: whatever draws from
-torch's generator holds `GENERATORS_LOCK` meanwhile, and so does what exchanges states. User code
-that draws elsewhere draws from what the threads share.
+imported. Algorithms may be built and trained in several threads of a process: what draws initial
+weights from torch's generator, or replaces the generators' states, holds `GENERATORS_LOCK`. User
+code in such threads shares the generators.
 """
 
 from __future__ import annotations

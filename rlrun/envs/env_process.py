@@ -360,8 +360,9 @@ def _die_with_parent() -> None:
     """Let Linux kill this process when its parent ends, even in the middle of a step.
 
     A process that hangs in its environment would outlive a killed run, and keep the inherited lock
-    of its run folder. On other systems it ends when it next reads from the connection. Not for one
-    that another thread than the main one has started: the end of the thread would kill it, too.
+    of its run folder. On other systems it ends when it next reads from the connection. Must be
+    called only if the parent's main thread started the process: Linux also kills it when the thread
+    that started it ends.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

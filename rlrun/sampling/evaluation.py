@@ -20,7 +20,7 @@ from rlrun.sampling.runner_messages import SampleRequest, tell_exploration
 from rlrun.sampling.sampling_loop import SamplingLoop
 
 _STEPS_KEPT = 64  # vector steps after which what views do not need is dropped
-_LONG = 100_000  # env steps of an episode, before a warning; those of Atari end after 27,000
+_LONG = 100_000  # env steps after which an episode is warned of; Atari's end after 27,000
 
 _log = logging.getLogger(__name__)
 

@@ -14,3 +14,9 @@ def built(built):
         return built(partial(tiny.build, what) if isinstance(what, str) else what, *args, **kwargs)
 
     return build
+
+
+@pytest.fixture
+def several(built):
+    """Builds a tiny algorithm of several agents, given its name."""
+    return lambda name="PPO", **sections: built(name, tiny.SEVERAL_AGENTS, **sections)
