@@ -113,8 +113,6 @@ class A3CPolicy(TorchPolicy):
 class PolicyGradient:
     """The gradient of one policy's rows of a fragment."""
 
-    number: int
-    """The policy's, see `PolicySettings`: another may have its id by now."""
     num_rows: int
     gradients: NDArray[np.float32]
     """``[P]``."""
@@ -139,8 +137,7 @@ def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) ->
             continue  # a custom policy learns from rows, in the training process
         batch = batches.pop(policy_id, None)
         if batch is not None and (own is None or own.train):
-            number = 0 if own is None else own.number
-            found[policy_id] = PolicyGradient(number, len(batch), *policy.compute_gradients(batch))
+            found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
     rest = MultiAgentBatch(batches, reply.env_steps)
     return GradientReply(replace(reply, batches=rest), found)
 
@@ -202,13 +199,11 @@ class A3C(Algorithm[A3CTraining]):
             for _ in self.train_batches(reply.sampled.batches):
                 pass  # the rows left in it are learned from by custom policies
             lag = self.policies.weights_version - reply.sampled.weights_version
+            removed = self.removed_since(reply.sampled)
             with self.timers.phase("learn"):
                 for policy_id, found in reply.by_policy.items():
-                    settings = self.policies.settings.get(policy_id)
-                    if settings is None or settings.number != found.number:
-                        continue  # removed since the request
                     # Rows stay with the runner, so `policies_to_train` is asked without a batch.
-                    if self.policies.is_policy_to_train(policy_id):
+                    if policy_id not in removed and self.policies.is_policy_to_train(policy_id):
                         row = self._apply(policy_id, found)
                         gathered[policy_id].append({**row, "policy_lag_mean": lag})
                         trained[policy_id] += found.num_rows

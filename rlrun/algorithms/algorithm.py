@@ -60,7 +60,13 @@ from rlrun.policies.numpy_policy import build_policy
 from rlrun.policies.rl_module import RLModule
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
-from rlrun.sampling.runner_messages import Exploration, PolicyFactory, SampleReply, SampleRequest
+from rlrun.sampling.runner_messages import (
+    Exploration,
+    PolicyFactory,
+    SampleReply,
+    SampleRequest,
+    policy_numbers,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -351,8 +357,12 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             state: from `SampleRequest.get_state`.
             length: steps of each sub-environment.
         """
-        then = state["policies"]
-        policies = None if then is None else {k: v for k, v in self.policies.items() if k in then}
+        then, policies = state["policies"], None
+        if then is not None:
+            now = policy_numbers(self.policies)
+            numbers = then if isinstance(then, Mapping) else now  # older checkpoints lack them
+            left = {name for name in then if numbers.get(name) == now.get(name)}
+            policies = {name: own for name, own in self.policies.items() if name in left}
         new = {"length": length, "policies": policies}
         return SampleRequest(**{**state, **new, "leave_out": dict(self.policies.reads.left_out)})
 
@@ -366,14 +376,25 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         return {policy_id: own for policy_id, own in found.items() if own is not None}
 
     def count(self, replies: Sequence[SampleReply]) -> None:
-        """Count the steps, episodes, timings and connector statistics of replies."""
+        """Count the steps, episodes, timings and connector statistics of replies.
+
+        Rows and statistics of policies that were removed since the request are dropped.
+        """
         for reply in replies:
+            for policy_id in self.removed_since(reply) if self.policies.several else ():
+                reply.batches.policy_batches.pop(policy_id, None)
+                reply.connector_deltas.pop(policy_id, None)
             for episode in reply.episodes if self._callbacks else ():
                 self._call_back("on_episode_end", episode)  # which may add to its metrics
             self.progress.count(reply)
             self.policies.reads.watch(reply.batches.policy_batches)
         if self.policies.connectors.merges:
             self.policies.connectors.apply_deltas([reply.connector_deltas for reply in replies])
+
+    def removed_since(self, reply: SampleReply) -> set[str]:
+        """Policies that acted in a fragment and were removed; others may have their ids by now."""
+        now = policy_numbers(self.policies)
+        return {name for name, then in reply.policy_numbers.items() if now.get(name) != then}
 
     def train_batch(self, replies: Sequence[SampleReply]) -> MultiAgentBatch:
         """The batches of these replies, joined."""

@@ -52,6 +52,7 @@ from rlrun.sampling.runner_messages import (
     SampleRequest,
     for_policy,
     lone_request,
+    policy_numbers,
     tell_exploration,
 )
 from rlrun.sampling.sampling_loop import SamplingLoop, SlotEnvs
@@ -149,6 +150,7 @@ class EnvRunner(OldNames):
         """Make the slots, their policies and the loop, and begin to count fragments."""
         spec = self.spec
         self._settings: dict[str, PolicySettings | None] = {}
+        self._policy_numbers: dict[str, int] = {}
         self.actors: dict[str, PolicyActor] = {}
         self.policies: dict[str, Policy] = {}
         plan = EndlessPlan(spec.seed, self.role, self.runner_index)
@@ -220,7 +222,7 @@ class EnvRunner(OldNames):
             given_up = self._slot_envs.set_policies(spaces, self.actors, stay)
         self.actors.clear()  # the sampling loop refers to this very dict
         self.actors.update(actors)
-        self._settings = dict(policies)
+        self._settings, self._policy_numbers = dict(policies), policy_numbers(policies)
         self.policies = {policy_id: actor.policy for policy_id, actor in self.actors.items()}
         self.postprocess.set_policies(self.policies)
         self._perturbs = any(actor.noise.parameters for actor in self.actors.values())
@@ -373,6 +375,7 @@ class EnvRunner(OldNames):
         reply = SampleReply(
             runner_index=self.runner_index,
             weights_version=self.weights_version,
+            policy_numbers=self._policy_numbers,
             batches=batches,
             env_steps=env_steps,
             agent_steps=sum(len(one) for one in batches.policy_batches.values()),
@@ -485,13 +488,9 @@ class EnvRunner(OldNames):
             "next_fragment": self._next_fragment,
             "batches": self._kind_of_batches(),
             "policies": {name: actor.get_state() for name, actor in self.actors.items()},
-            "numbers": self._numbers(),
+            "numbers": self._policy_numbers,
             **self._slot_envs.get_state(self.actors),
         }
-
-    def _numbers(self) -> dict[str, int]:
-        """By policy id, what tells policies from earlier ones of their ids."""
-        return {name: 0 if one is None else one.number for name, one in self._settings.items()}
 
     def _kind_of_batches(self) -> dict[str, str]:
         """The settings that decide which rows of running episodes are kept, and in what form."""
@@ -512,7 +511,7 @@ class EnvRunner(OldNames):
                 raise ValueError(f"env_runners.{name} must be {there}, not {own[name]}")
         if self._unfinished or self._slot_envs.started:
             self._begin_afresh()
-        own_numbers, present = self._numbers(), self._settings
+        own_numbers, present = self._policy_numbers, self._settings
         numbers = state.get("numbers", own_numbers)  # older checkpoints lack it
         policies = {
             name: of_policy

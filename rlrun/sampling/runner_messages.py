@@ -140,7 +140,7 @@ class SampleRequest:
             "weights_version": self.weights_version,
             "connector_state": self.connector_state,
             "exploration": dict(self.exploration),
-            "policies": None if self.policies is None else list(self.policies),
+            "policies": None if self.policies is None else policy_numbers(self.policies),
         }
 
 
@@ -156,6 +156,8 @@ class SampleReply:
 
     runner_index: int
     weights_version: int
+    policy_numbers: dict[str, int]
+    """See `policy_numbers`."""
     batches: MultiAgentBatch
     """The rows, by policy."""
     env_steps: int
@@ -177,6 +179,11 @@ class SampleReply:
     def batch(self) -> SampleBatch | MultiAgentBatch:
         """The rows; a SampleBatch if the default policy is the only one."""
         return self.batches.unwrapped()
+
+
+def policy_numbers(policies: Mapping[str, PolicySettings | None]) -> dict[str, int]:
+    """Policy id -> what tells the policy from earlier ones of its id; 0 without settings."""
+    return {policy_id: 0 if own is None else own.number for policy_id, own in policies.items()}
 
 
 def tell_exploration(

@@ -17,6 +17,7 @@ from tiny import (
 from rlrun import Connector
 from rlrun.algorithms.a3c import sample_gradients
 from rlrun.algorithms.callbacks import Callbacks
+from rlrun.sampling.env_runner import EnvRunner
 
 
 def older_or_main(agent, episode):
@@ -51,6 +52,7 @@ def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several)
     request = algorithm.next_request(5)
     assert set(request.policies) == {"main", "older"}
     algorithm.remove_policy("older")
+    algorithm.add_policy("older", like="main")  # another
     algorithm.add_policy("newer", like="main")
     again = algorithm.repeated_request(request.get_state(), 7)
     assert (again.length, set(again.policies)) == (7, {"main"})
@@ -58,7 +60,8 @@ def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several)
         assert getattr(again, name) == getattr(request, name)
     following = algorithm.next_request()
     assert following.fragment == request.fragment + 1
-    assert set(following.connector_state) == set(following.policies) == {"main", "newer"}
+    assert set(following.connector_state) == set(following.policies)
+    assert set(following.policies) == {"main", "older", "newer"}
 
 
 @pytest.mark.parametrize("name", ["PPO", "IMPALA", "APPO", "A3C", "DQN", "SAC"])
@@ -165,22 +168,35 @@ def test_ids_of_removed_policies_may_be_taken_again(several, name, tmp_path):
     assert_equal_weights(resumed, algorithm)
 
 
-def test_a_gradient_of_a_removed_policy_is_not_applied_to_another_of_its_id(several, monkeypatch):
-    """One that was under way when the policy was removed."""
-    mapping = {"policies": ["main"], "agents": "test_added_policies:any_policy"}
-    algorithm = several("A3C", multi_agent=mapping)
+@pytest.mark.parametrize("name", ["A3C", "IMPALA", "PPO"])
+def test_another_policy_of_its_id_learns_nothing_from_what_a_removed_one_did(
+    several, name, monkeypatch
+):
+    """In a fragment that was under way when the policy was removed."""
+    policies = {"main": {}, "small": {"model": {"hidden": [5]}}}
+    mapping = {"policies": policies, "agents": "test_added_policies:any_policy"}
+    algorithm = several(name, multi_agent=mapping, **FILTERED)
     algorithm.add_policy("older", like="main", train=True)
     runner, weights = algorithm.env_runner_group.local_env_runner, algorithm.policies.acting_weights
-    reply = sample_gradients(runner, algorithm.next_request(BATCH), weights)
-    assert reply.by_policy.keys() == {"main", "older"}
+    sample = sample_gradients if name == "A3C" else EnvRunner.sample_fragment
+    late = sample(runner, algorithm.next_request(BATCH), weights)
+    rows = late.sampled if name == "A3C" else late
+    assert rows.policy_numbers == {"main": 0, "small": 0, "older": 1}
+    assert rows.connector_deltas["older"]
     algorithm.remove_policy("older")
-    algorithm.add_policy("older", like="main", train=True)
-    before = algorithm.get_weights()
-    monkeypatch.setattr(algorithm.stream.sampler, "take", lambda: reply)
-    algorithm.train()
+    algorithm.add_policy("older", like="small", train=True)
+    before = algorithm.get_weights(), str(algorithm.policies.connectors["older"].get_state())
+    if name == "PPO":
+        monkeypatch.setattr(algorithm.env_runner_group, "sample", lambda *_: [late])
+    else:
+        stream = algorithm.stream if name == "A3C" else algorithm.batches
+        monkeypatch.setattr(stream.sampler, "take", lambda: late)
+    result = algorithm.train()
+    assert result["learners"]["older"]["num_agent_steps_trained"] == 0
     after = algorithm.get_weights()
-    changed = {key for key, value in after.items() if (value != before[key]).any()}
-    assert {key.partition("/")[0] for key in changed} == {"main"}
+    changed = {key for key, value in after.items() if (value != before[0][key]).any()}
+    assert {key.partition("/")[0] for key in changed} == {"main", "small"}
+    assert str(algorithm.policies.connectors["older"].get_state()) == before[1]
 
 
 def test_making_a_policy_does_not_change_what_is_drawn_next(several, tmp_path):
