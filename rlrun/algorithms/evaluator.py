@@ -56,7 +56,7 @@ class Evaluator:
         self._policies, self._explorations = policies, explorations
         self._runner: EnvRunner | None = None
         self.group: EnvRunnerGroup | None = None
-        self._begun: Round | None = None
+        self._begun: Callable[[], list[Any]] | None = None  # returns a round's replies
         self._num_requests = 0
         self._seeds = count()  # of acting policies
         if config.evaluation.num_env_runners:
@@ -76,18 +76,22 @@ class Evaluator:
 
     def begin(self) -> None:
         """Ask the actors for the first episodes of `evaluate`, with the present weights."""
-        self._begun = self._round(range(self._at_once))
+        self._begun = self._round(range(self._at_once)).replies
 
     def evaluate(self, *, begun: bool = False) -> list[EpisodeRecord]:
         """As many finished episodes as `evaluation` asks for, in their order.
 
         Args:
-            begun: take the episodes that `begin` has asked for. Otherwise they are dropped: they
-                are of an iteration that failed.
+            begun: take the episodes that `begin` has asked for. Otherwise they are kept: a callback
+                evaluates in the middle of an iteration.
         """
-        if not begun:
-            self._begun = None
-        return self.episodes_by(self._run)
+        if begun or self._begun is None:
+            return self.episodes_by(self._run)
+        asked, self._begun = self._begun, None
+        replies = asked()  # first, as runners have one round at a time
+        found = self.episodes_by(self._run)
+        self._begun = lambda: replies
+        return found
 
     def episodes_by(self, run: Callable[[range], list[EpisodeRecord]]) -> list[EpisodeRecord]:
         """The episodes that ``run`` plays; it takes their numbers, and may end early with fewer."""
@@ -115,8 +119,8 @@ class Evaluator:
             return self._task(numbers)(self._local(), *self._request())
         found: dict[int, EpisodeRecord] = {}
         while missing := [number for number in numbers if number not in found]:
-            begun, self._begun = self._begun or self._round(missing), None
-            for episodes in begun.replies():
+            replies, self._begun = self._begun or self._round(missing).replies, None
+            for episodes in replies():
                 found |= {episode.episode_id: episode for episode in episodes}
         return [found[number] for number in numbers]
 

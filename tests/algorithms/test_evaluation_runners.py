@@ -121,6 +121,24 @@ def test_in_parallel_the_weights_are_evaluated_with_which_the_iteration_began(
     assert [parallel.train()["evaluation"] for _ in range(3)] == expected
 
 
+def test_evaluating_in_a_callback_leaves_the_parallel_evaluation_as_it_was(
+    parallel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, training_step = [], parallel.training_step
+
+    def evaluates_after() -> Any:
+        learners = training_step()
+        inside.extend(parallel.evaluate()["episode_return_mean"] for _ in range(2))
+        return learners
+
+    monkeypatch.setattr(parallel, "training_step", evaluates_after)
+    before = parallel.evaluate()
+    assert parallel.train()["evaluation"] == before
+    after = parallel.evaluate()["episode_return_mean"]
+    assert inside == [after, after]
+    assert after != before["episode_return_mean"]
+
+
 def test_what_was_begun_in_an_iteration_that_failed_is_not_taken_for_the_present_weights(
     parallel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
