@@ -336,14 +336,22 @@ class Policies(Mapping[str, PolicySettings]):
         }
 
     def load_named_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load weights from `named_weights`; raises ValueError if they are of other networks."""
+        """Load weights from `named_weights`.
+
+        Raises:
+            ValueError: they are of other networks; then none is loaded.
+        """
         if others := [name for name in weights if name.partition("/")[0] not in self.learners]:
             known = ", ".join(self.learners) or "none"
             raise ValueError(f"no network has the weights {others[0]!r}; networks: {known}")
-        for policy_id, learner in self.learners.items():
-            prefix = f"{policy_id}/"
-            own = {name: array for name, array in weights.items() if name.startswith(prefix)}
-            learner.load_named_weights({n.removeprefix(prefix): a for n, a in own.items()})
+        by_policy: dict[str, dict[str, Any]] = {policy_id: {} for policy_id in self.learners}
+        for name, array in weights.items():
+            policy_id, _, parameter = name.partition("/")
+            by_policy[policy_id][parameter] = array
+        for policy_id, own in by_policy.items():
+            self.learners[policy_id].parameters.require_named(own)
+        for policy_id, own in by_policy.items():
+            self.learners[policy_id].load_named_weights(own)
 
     def add(self, policy_id: str, like: str, train: bool, number: int | None = None) -> None:
         """Add a policy with the settings and present weights of another.

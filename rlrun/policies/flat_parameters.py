@@ -132,12 +132,15 @@ class FlatParameters:
             self.vector.copy_(to_tensor(values) if isinstance(values, np.ndarray) else values)
 
     def load_named(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Overwrite all parameters from arrays by name.
+        """Overwrite all parameters from arrays by name; raises ValueError as `require_named`."""
+        self.require_named(arrays)
+        flat = np.empty(self.vector.numel(), np.float32)
+        for name, (offset, shape) in self.layout.items():
+            flat[offset : offset + math.prod(shape)] = arrays[name].reshape(-1)
+        self.load(flat)
 
-        Raises:
-            ValueError: naming each parameter that is missing, unknown or of another shape; the
-                module is unchanged then.
-        """
+    def require_named(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise ValueError, naming each parameter that is missing, unknown or of another shape."""
         problems = [f"{name} is unknown" for name in arrays if name not in self.layout]
         for name, (_, shape) in self.layout.items():
             if name not in arrays:
@@ -146,10 +149,6 @@ class FlatParameters:
                 problems.append(f"{name} is {arrays[name].shape}, the module has {shape}")
         if problems:
             raise ValueError("these weights belong to another model: " + "; ".join(problems))
-        flat = np.empty(self.vector.numel(), np.float32)
-        for name, (offset, shape) in self.layout.items():
-            flat[offset : offset + math.prod(shape)] = arrays[name].reshape(-1)
-        self.load(flat)
 
     def check_valid(self) -> None:
         """Raise AssertionError if a parameter or gradient is no longer a view of the vectors."""

@@ -260,6 +260,18 @@ class Closes(RockPaperScissors):
         super().close()
 
 
+def test_weights_that_fit_one_policy_alone_change_none(several):
+    algorithm = several()
+    before = algorithm.get_weights()
+    wrong = {name: array + 1 for name, array in before.items()}
+    last = [name for name in wrong if name.startswith("agent_1/")][-1]
+    wrong[last] = np.zeros(99, np.float32)
+    with pytest.raises(ValueError, match=r"another model: .*\(99,\)"):
+        algorithm.set_weights(wrong)
+    for name, array in algorithm.get_weights().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
 def test_an_environment_that_is_made_for_its_spaces_is_closed(monkeypatch):
     monkeypatch.setattr(Closes, "closed", [])
     policies = {"p": PolicySettings(ModelConfig(hidden=(4,)), TrainingConfig())}
