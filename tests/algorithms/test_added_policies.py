@@ -199,6 +199,15 @@ def test_another_policy_of_its_id_learns_nothing_from_what_a_removed_one_did(
     assert str(algorithm.policies.connectors["older"].get_state()) == before[1]
 
 
+def test_a_policy_added_like_a_custom_one_begins_as_it_is_then(several):
+    policies = {"agent_0": {}, "agent_1": {"use": "test_multi_agent:Adder", "start": 2.0}}
+    algorithm = several("PPO", multi_agent={"policies": policies})
+    train(algorithm, 1)
+    algorithm.add_policy("older", like="agent_1")
+    custom = algorithm.policies.custom
+    assert custom["older"].w == custom["agent_1"].w > 2.0
+
+
 def test_making_a_policy_does_not_change_what_is_drawn_next(several, tmp_path):
     """The runners make theirs in the middle of an iteration, or with a restore before it."""
 

@@ -68,6 +68,11 @@ def test_it_waits_for_the_end_of_the_random_steps():
     assert not extra["explored"].any()
     assert abs(actions.mean()) < 0.1
     assert actions.std() == pytest.approx(1 / np.sqrt(3), abs=0.05)
+    exploration = ExplorationConfig(type=uses("Steps"), random_steps=10)
+    categories, model = spaces.Discrete(3), ModelConfig(hidden=(4,))
+    made = build_q_policy(OBSERVED, categories, model, options=QOptions(), exploration=exploration)
+    made.set_exploration({"scale": 1.0, "random": 1.0})
+    assert {*made.compute_actions_from_input_dict(seen, explore=True)[0]} == {0, 1, 2}
 
 
 def test_a_policy_with_weights_of_its_own_is_made_by_each_algorithm():
