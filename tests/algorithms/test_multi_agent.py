@@ -242,6 +242,14 @@ def test_policies_that_never_learn_have_no_learners_of_their_own(several, local_
     assert Group.stopped == [removed, learners["main"]]
 
 
+def test_stopping_an_algorithm_stops_the_learners_of_all_policies(several, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(Learner, "stop", stopped.append)
+    algorithm = several()
+    algorithm.stop()
+    assert stopped == list(algorithm.learners.values())
+
+
 def test_weights_of_a_policy_that_there_is_not_are_an_error(several):
     algorithm = several()
     weights = algorithm.get_weights()

@@ -73,10 +73,10 @@ def walkers(num_envs):
     return AutonomousCounters(num_envs, make=Walk)
 
 
-def make_runner(policy=Pushes, *, num_envs=3, role=Role.TRAIN, env=None):
+def make_runner(policy=Pushes, *, num_envs=3, role=Role.TRAIN, env=None, **settings):
     spec = RunnerSpec(
         env or EnvSpec(use=f"{__name__}:Walk"),
-        EnvRunnersConfig(num_envs_per_env_runner=num_envs),
+        EnvRunnersConfig(num_envs_per_env_runner=num_envs, **settings),
         seed=SEED,
         policy_factory=lambda observations, actions, model: policy(observations, actions),
     )
@@ -101,9 +101,19 @@ def drawn(fragment, length, num_envs):
     return rng.standard_normal((length, num_envs, 2), dtype=np.float32)
 
 
-@pytest.mark.parametrize("policy", [Pushes, IndependentPushes, OverwritingPushes])
-def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_episode(policy):
-    runner = make_runner(policy)
+@pytest.mark.parametrize(
+    ("policy", "settings"),
+    [
+        (Pushes, {}),
+        (Pushes, {"horizon": 4, "soft_horizon": True}),
+        (IndependentPushes, {}),
+        (OverwritingPushes, {}),
+    ],
+)
+def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_episode(
+    policy, settings
+):
+    runner = make_runner(policy, **settings)
     parts = [runner.sample_fragment(SampleRequest(k, n)).batch for k, n in enumerate(LENGTHS)]
     independent = np.concatenate([drawn(k, n, 3) for k, n in enumerate(LENGTHS)])
     for env_index in range(3):
@@ -119,10 +129,8 @@ def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_epi
         np.testing.assert_array_equal(noise, expected)
 
 
-def test_a_env_index_that_spends_a_step_on_its_reset_begins_anew_after_it():
-    """Where steps that are not transitions go by, it is not known which rows a environment was
-    given.
-    """
+def test_a_sub_environment_that_spends_a_step_on_its_reset_begins_anew_after_it():
+    """Where steps that are not transitions go by, it is not known which rows it was given."""
     length, num_envs = 20, 3
     runner = make_runner(env=EnvSpec(use=f"{__name__}:walkers"))
     assert not runner.envs.every_step_counts
