@@ -1,5 +1,6 @@
 """Several policies: which learn, and how."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -243,11 +244,11 @@ def test_policies_that_never_learn_have_no_learners_of_their_own(several, local_
 
 
 def test_stopping_an_algorithm_stops_the_learners_of_all_policies(several, monkeypatch):
-    stopped = []
-    monkeypatch.setattr(Learner, "stop", stopped.append)
-    algorithm = several()
+    algorithm, stopped = several(), []
+    for policy_id, learner in algorithm.learners.items():
+        monkeypatch.setattr(learner, "stop", partial(stopped.append, policy_id))
     algorithm.stop()
-    assert stopped == list(algorithm.learners.values())
+    assert stopped == ["agent_0", "agent_1"]
 
 
 def test_weights_of_a_policy_that_there_is_not_are_an_error(several):
