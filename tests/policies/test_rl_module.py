@@ -300,7 +300,7 @@ def test_raw_nested_observations_need_a_module_of_the_users_own() -> None:
 
 def test_bytes_in_nested_observations_are_scaled_unless_they_are_categories() -> None:
     space = gym.spaces.Dict({
-        "categories": gym.spaces.MultiDiscrete([3, 4], dtype=np.uint8),
+        "categories": gym.spaces.MultiDiscrete([3, 4], start=[1, 2], dtype=np.uint8),
         "bytes": gym.spaces.Box(0, 255, (2,), np.uint8),
         "image": gym.spaces.Box(0, 255, (12, 12, 1), np.uint8),
     })  # fmt: skip
@@ -309,7 +309,7 @@ def test_bytes_in_nested_observations_are_scaled_unless_they_are_categories() ->
     module.encoder.rest.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     obs = {
         "bytes": torch.tensor([[0, 255]], dtype=torch.uint8),
-        "categories": torch.tensor([[2, 1]], dtype=torch.uint8),
+        "categories": torch.tensor([[3, 3]], dtype=torch.uint8),
         "image": torch.zeros(1, 12, 12, 1, dtype=torch.uint8),
     }
     module.forward_train({"obs": obs})
