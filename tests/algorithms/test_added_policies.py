@@ -199,6 +199,15 @@ def test_another_policy_of_its_id_learns_nothing_from_what_a_removed_one_did(
     assert str(algorithm.policies.connectors["older"].get_state()) == before[1]
 
 
+def test_an_added_policy_begins_with_the_filter_of_the_one_that_it_is_like(several):
+    algorithm = several("PPO", multi_agent={"policies": ["main"]}, **FILTERED)
+    at_first = str(algorithm.policies.connectors.get_state()["main"])
+    train(algorithm, 1)
+    algorithm.add_policy("older", like="main")
+    states = algorithm.policies.connectors.get_state()
+    assert str(states["older"]) == str(states["main"]) != at_first
+
+
 def test_a_policy_added_like_a_custom_one_begins_as_it_is_then(several):
     policies = {"agent_0": {}, "agent_1": {"use": "test_multi_agent:Adder", "start": 2.0}}
     algorithm = several("PPO", multi_agent={"policies": policies})

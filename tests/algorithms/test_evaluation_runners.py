@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 from rlrun import EnvRunner, PPOConfig
+from rlrun.algorithms.runners import require_form
 from rlrun.config.problems import ConfigError
 from rlrun.sampling import evaluation
 
@@ -343,3 +344,14 @@ def test_an_evaluation_where_the_policy_cannot_act_is_refused_at_the_start(
         return
     with pytest.raises(ConfigError, match=says):
         made.build()
+
+
+def test_tuples_have_one_form_if_all_their_parts_do() -> None:
+    counted, sized = gymnasium.spaces.Discrete(2), gymnasium.spaces.Box(-1.0, 1.0, (3,))
+    expected = {"p": (gymnasium.spaces.Tuple((counted, sized)), counted)}
+    wide = gymnasium.spaces.Box(-9.0, 9.0, (3,))
+    require_form({"p": (gymnasium.spaces.Tuple((counted, wide)), counted)}, expected, "env", "then")
+    for parts in ((counted, counted), (counted,), (counted, sized, sized)):
+        found = {"p": (gymnasium.spaces.Tuple(parts), counted)}
+        with pytest.raises(ConfigError, match=r"env: its observations of policy p are .* but then"):
+            require_form(found, expected, "env", "then")

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from nested_envs import RandomObservations
 
+from rlrun.envs.multi_agent_examples import RockPaperScissors
+
 PICTURES, SIGHTS = "test_unused_settings:Pictures", "nested_envs:Sights"
+
+
+class OneSteers(RockPaperScissors):
+    def __init__(self):
+        super().__init__()
+        self.action_spaces["player_1"] = gym.spaces.Box(-1.0, 1.0, ())
 
 
 class Pictures(RandomObservations):
@@ -48,4 +56,8 @@ def test_a_setting_has_an_effect_if_it_has_one_on_any_policy(built, caplog):
     assert found(caplog) == ["model.conv_head"]
     caplog.clear()
     built("PPO", "nested_envs:two_sights", multi_agent={"policies": policies})
+    assert found(caplog) == []
+    one_steers = {"policies": ["player_0", "player_1"]}
+    env, clips = "test_unused_settings:OneSteers", {"clip_actions": True}
+    built("PPO", env, multi_agent=one_steers, connectors=clips)
     assert found(caplog) == []

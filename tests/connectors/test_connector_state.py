@@ -180,6 +180,11 @@ def test_runners_statistics_may_be_thrown_away(build):
     assert repr(central_stat(algorithm)) == repr(central_stat(kept)), "frozen as it was restored"
 
 
+def test_connectors_without_statistics_are_not_sent(build):
+    assert build().next_request().connector_state is not None
+    assert build(observation_filter="NoFilter").next_request().connector_state is None
+
+
 def test_runners_may_keep_statistics_of_their_own(build):
     algorithm = build(runners=2, update_worker_filter_stats=False)
     for _ in range(2):

@@ -34,6 +34,10 @@ class Steps(ExplorationStrategy):
         return best + beside.reshape(-1, *[1] * (best.ndim - 1)), {"explored": steps}
 
 
+class ByEpsilon(Steps):
+    schedules = ("epsilon",)
+
+
 class Misnamed(Steps):
     schedules = ("epsilom",)
 
@@ -110,6 +114,7 @@ def test_memory_begins_anew_in_each_episode_and_is_reported_by_schedule(built):
         (DQNConfig, {"type": f"{__name__}:uses"}, "is not a subclass of rlrun.ExplorationStrategy"),
         (DQNConfig, {"type": uses("Steps", siz=1)}, "type.siz: .*did you mean size?"),
         (DQNConfig, {"type": Steps, "epsilon": 0.5}, "epsilon: .*:Steps does not use it"),
+        (DQNConfig, {"type": Steps, "runner_exponent": 7.0}, "exponent: .*:Steps does not use it"),
         (DQNConfig, {"type": Misnamed}, "Misnamed.schedules names 'epsilom'; choose from epsilon"),
         (PPOConfig, {"type": Steps}, "exploration: "),
     ],
@@ -120,3 +125,9 @@ def test_what_cannot_explore_is_refused(config, exploration, says):
         exploration = {"type": {"use": spec.use, **spec.kwargs}}
     with pytest.raises(ConfigError, match=says):
         config().environment("CartPole-v1").exploration(**exploration).experiment()
+
+
+def test_a_strategy_with_an_epsilon_may_have_one_of_each_runner():
+    config = DQNConfig().environment("CartPole-v1")
+    config = config.exploration(type=ByEpsilon, epsilon=0.4, runner_exponent=7.0)
+    assert config.experiment().exploration.runner_exponent == 7.0

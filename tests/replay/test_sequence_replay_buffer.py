@@ -116,6 +116,23 @@ def test_a_state_of_another_burn_in_begins_sequences_with_the_present_one():
         assert min(buffer.sample(200, experience.rng)[col.SEQ_LENS]) == shortest
 
 
+@pytest.mark.parametrize("seed", [15, 28, 37])
+def test_a_restored_buffer_does_not_wait_for_steps_of_before(seed):
+    """They would begin sequences by what is added where they were."""
+    experience = Experience(seed, num_envs=1)
+    used, fresh = (SequenceReplayBuffer(50, length=4, burn_in=3) for _ in range(2))
+    state = fresh.get_state()
+    used.add(experience.batch(3))
+    used.set_state(state)
+    for length in (2, 3, 4, 5):
+        batch = experience.batch(length)
+        for buffer in (used, fresh):
+            buffer.add(batch)
+        np.testing.assert_array_equal(
+            used.get_state()["scaled_priorities"], fresh.get_state()["scaled_priorities"]
+        )
+
+
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 99),

@@ -110,6 +110,11 @@ def test_fragments_have_the_agent_steps_that_they_should_where_episodes_are_drop
         assert 60 <= reply.agent_steps < 60 + 12
 
 
+def test_many_agents_may_begin_at_once():
+    reply = sample(cartpole({"main": MLP}, agents=600), 0, 2)
+    assert reply.agent_steps == len(reply.batches.policy_batches["main"]) == 1200
+
+
 def test_one_forward_pass_a_policy_and_step():
     runner = cartpole({"agent_0": MLP, "agent_1": MLP}, num_envs=4)
     calls = Counter()
