@@ -316,6 +316,27 @@ def test_a_resumed_sweep_has_the_points_that_were_added_to_its_file(killed_sweep
     assert outcome.trials[2].status == "waiting"
 
 
+def test_a_sweep_is_resumed_again_whatever_form_its_settings_have(tmp_path, monkeypatch):
+    wrapper = "TimeAwareObservation"
+    grid = f"grid: [[], [{{use: {wrapper}}}]]"
+    sweep = experiment(f"sweep: {{space: {{env_runners.env_wrappers: {{{grid}}}}}}}")
+    (tmp_path / "sweep.yaml").write_text(dump_yaml(sweep))
+    plan = Plan(sweep, None, None)
+    found = plan.new_table(SweepFolder(tmp_path))
+    for trial, one in zip(found.trials, plan.experiments, strict=True):
+        trial.status = "interrupted"
+        (tmp_path / trial.folder).mkdir(parents=True)
+        (tmp_path / trial.folder / "config.yaml").write_text(dump_yaml(one))
+    found.save()
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep._Sweep._run_trials", Mock())
+    for _ in range(2):
+        outcome = resume_sweep(tmp_path, console="quiet")
+        assert [list(trial.settings.values()) for trial in outcome.trials] == [
+            [[]],
+            [[{"use": wrapper}]],
+        ]
+
+
 def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     killed_sweep, monkeypatch
 ):

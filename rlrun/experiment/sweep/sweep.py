@@ -137,7 +137,8 @@ def _resumed(
             if not trust:
                 _require_known_code(folder, table, experiment)
             planned.complete(table, loaded.tree)
-            _read_settings(folder, table, trust=trust)
+            if settings.scheduler is not None and settings.scheduler.use == "pbt":
+                _read_settings(folder, table, trust=trust)
         else:
             table = planned.new_table(folder)
         if overrides:
@@ -194,7 +195,10 @@ def _require_known_code(
 
 
 def _read_settings(folder: SweepFolder, table: TrialTable, *, trust: bool) -> None:
-    """Read the settings from the trials' own files, as PBT may have changed them."""
+    """Read the settings from the trials' own files, since PBT has changed them.
+
+    Other sweeps keep what they have: a file may say the same in another form.
+    """
     for trial in table.trials:
         config = folder.path / trial.folder / "config.yaml"
         if not trial.ended and config.is_file():
