@@ -295,7 +295,7 @@ def _best_score(sweep: Path, goal: _Goal) -> float | None:
     try:
         table = TrialTable.read(SweepFolder(sweep).trials, metric=goal.metric, mode=mode)
         best = table.best()
-    except (OSError, AttributeError, TypeError, ValueError):
+    except RunFolderError:
         return None
     return None if best is None else best.score
 

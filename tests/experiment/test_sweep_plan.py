@@ -307,6 +307,25 @@ def test_a_sweep_whose_space_was_edited_is_not_resumed(killed_sweep, old, new, s
     assert (killed_sweep / "trials.jsonl").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "number"),
+    [
+        ('"trial": 1, ', "", 1),
+        ('"trial": 1', '"trial": 2', 1),
+        ("}\n", "}\n\n", 2),
+        ("6.0", '"a"', 2),
+    ],
+)
+def test_a_sweep_whose_table_was_damaged_is_not_resumed(killed_sweep, old, new, number):
+    file = killed_sweep / "trials.jsonl"
+    damaged = file.read_text().replace(old, new)
+    file.write_text(damaged)
+    says = rf"trials\.jsonl: cannot be read: line {number} is not that of trial {number}; restore"
+    with pytest.raises(RunFolderError, match=says):
+        resume_sweep(killed_sweep, console="quiet")
+    assert file.read_text() == damaged
+
+
 def test_a_resumed_sweep_has_the_points_that_were_added_to_its_file(killed_sweep, monkeypatch):
     file = killed_sweep / "sweep.yaml"
     file.write_text(file.read_text().replace("0.001]", "0.001, 0.01]"))

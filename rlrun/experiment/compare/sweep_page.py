@@ -32,10 +32,9 @@ def sweep_page(path: Path) -> WebPage:
     plain = plain_settings(folder.config)
     try:
         metric, mode = lookup(plain, "sweep/metric"), lookup(plain, "sweep/mode")
-        table = TrialTable.read(folder.trials, metric=metric, mode=mode)
-        table.ranked(), table.num_points  # raise here if the file is damaged
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise RunFolderError(f"{folder.trials}: cannot be read: {error}") from error
+    except KeyError as error:
+        raise RunFolderError(f"{folder.config}: the file is damaged: no {error}") from error
+    table = TrialTable.read(folder.trials, metric=metric, mode=mode)
     name = f"{plain['algorithm']} on {plain['env']['use']}"
     page = WebPage(f"Sweep of {name}, {len(table.trials)} trials")
     page.text(str(path), soft=True)

@@ -19,14 +19,16 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from rlrun.checkpoint.files import replace_text
 from rlrun.data.results import number_at
-from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder
+from rlrun.experiment.run_folder import SWEEP_CONFIG, RunFolder, RunFolderError
 
 _log = logging.getLogger(__name__)
 
@@ -119,11 +121,28 @@ class TrialTable:
 
     @classmethod
     def read(cls, path: Path, *, metric: str | None, mode: str) -> "TrialTable":
-        """Read the trials of a sweep that is resumed."""
-        known = {item.name for item in fields(Trial)}
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        trials = [Trial(**{k: v for k, v in row.items() if k in known}) for row in rows]
+        """Read the trials of a sweep that is resumed.
+
+        Raises:
+            RunFolderError: the file cannot be read, or a line is missing or damaged.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunFolderError(f"{path}: cannot be read: {error}") from error
+        trials = [cls._trial(line, number, path) for number, line in enumerate(lines, 1)]
         return cls(path, trials, metric=metric, mode=mode)
+
+    @staticmethod
+    def _trial(line: str, number: int, path: Path) -> Trial:
+        known = {item.name for item in fields(Trial)}
+        with suppress(AttributeError, TypeError, ValueError):  # of a damaged line
+            trial = Trial(**{k: v for k, v in json.loads(line).items() if k in known})
+            dict(trial.settings), path / trial.folder
+            if trial.trial == number and trial.point >= 1 and isfinite(trial.score or 0.0):
+                return trial
+        what = f"line {number} is not that of trial {number}"
+        raise RunFolderError(f"{path}: cannot be read: {what}; restore it, or start a new sweep")
 
     def save(self) -> None:
         """Write all trials to the file."""
