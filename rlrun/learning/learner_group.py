@@ -79,6 +79,8 @@ class LearnerGroup(Learner):
         self._shipped = ray.put(module), training, settings
         super().__init__(module, training, settings)
         self._unused_optimizer = self.optimizer
+        self._theirs = self.get_weights()
+        """The weights that the learners have."""
         number = settings.num_learners
         host_class: Any = ray.remote(
             num_cpus=settings.num_cpus_per_learner,
@@ -117,8 +119,8 @@ class LearnerGroup(Learner):
         settings = {"lr": lr, "gradient": gradient, "stop_early": stop_early}
         shipped = ray.put(minibatches.to(torch.device("cpu")))
         arguments = shipped, loss, dict(loss_arguments), settings
-        statistics, weights, rng_state = self._improve("update", *arguments)
-        self.parameters.load(weights)
+        statistics, self._theirs, rng_state = self._improve("update", *arguments)
+        self.parameters.load(self._theirs)
         minibatches.rng.bit_generator.state = rng_state  # the learners drew from copies of it
         return dict(statistics)
 
@@ -135,8 +137,8 @@ class LearnerGroup(Learner):
         """See `Learner.accumulate`; each learner takes its part of every microbatch."""
         shipped = [moved_rows(rows, torch.device("cpu")) for rows in microbatches]
         arguments = shipped, num_rows, loss, dict(loss_arguments), {"lr": lr, "gradient": gradient}
-        means, weights = self._improve("accumulate", *arguments)
-        self.parameters.load(weights)
+        means, self._theirs = self._improve("accumulate", *arguments)
+        self.parameters.load(self._theirs)
         return dict(means)
 
     def apply_gradients(self, lr: float | Tensor) -> Tensor:
@@ -156,6 +158,7 @@ class LearnerGroup(Learner):
     def load_named_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
         super().load_named_weights(weights)
         self._call("call", "load_named_weights", dict(weights))
+        self._theirs = self.get_weights()
 
     def stop(self) -> None:
         self._hosts.stop()
@@ -165,6 +168,8 @@ class LearnerGroup(Learner):
         if self.optimizer is not self._unused_optimizer:
             message = "learners in actors use training.optimizer"
             raise TypeError(f"an optimizer of your own needs learners.num_learners: 0; {message}")
+        if not np.array_equal(self.get_weights(), self._theirs):  # as a callback may have done
+            self.load_named_weights(self.named_weights())
         seed = int(torch.randint(2**32, ()))  # from this process's generator, which is seeded
         while True:
             self._call("begin", seed)

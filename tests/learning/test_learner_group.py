@@ -287,6 +287,17 @@ def test_two_learners_make_the_updates_of_one(one, two, gradient_of):
     assert other_adam["num_steps"] == 9
 
 
+def test_weights_that_are_loaded_into_the_module_are_what_the_learners_learn(one, two):
+    weights = []
+    for learner in (one, two):
+        other = {name: value + 0.1 for name, value in learner.module.state_dict().items()}
+        learner.module.load_state_dict(other)
+        rows = learner.load(make_batch(), NAMES)
+        learner.update(rows.minibatches(1, 16, np.random.default_rng(4)), a2c_loss, A2C, lr=1e-2)
+        weights.append(learner.get_weights())
+    np.testing.assert_allclose(weights[1], weights[0], atol=1e-5)
+
+
 def test_epochs_of_several_updates_are_shuffled_as_with_one_learner(one, two):
     """A generator goes on from one update to the next, as in IMPALA's epochs."""
     weights, drawn = [], []
