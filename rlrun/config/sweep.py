@@ -364,6 +364,9 @@ def _check_population(sweep: SweepConfig, varied: list[Dimension]) -> Iterator[F
     if sweep.search == "optuna":
         message = "pbt changes its points itself; search: random draws the first ones"
         yield Finding(("sweep", "search"), message)
+    if sweep.concurrent is not None:  # paused trials count, so others would never join them
+        message = "pbt needs the whole population at once, and lets it take turns; remove this key"
+        yield Finding(("sweep", "concurrent"), message)
 
 
 Seeds = int | Sequence[int]

@@ -78,6 +78,7 @@ def test_a_wrong_space_is_an_error_with_its_place(write, space, says):
         ("seeds: []", "at least one seed"),
         ("scheduler: pbt", "only training.* can change"),
         ("scheduler: hyperband\n  concurrent: 2", "hyperband pauses trials"),
+        ("scheduler: pbt\n  concurrent: 2", "pbt needs the whole population at once"),
         ("trials: 3", "trials: 3 would repeat equal runs; use seeds: 3 for different seeds"),
         ("search: optuna\n  scheduler: hyperband", "hyperband needs all points at the start"),
     ],
