@@ -220,6 +220,30 @@ class Population(PopulationBasedTraining):
         controller: Any = SimpleNamespace(search_alg=None)
         super().on_trial_add(controller, trial)
 
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """Let no other trial wait for a failed one, which Tune keeps among the live ones."""
+        super().on_trial_error(tune_controller, trial)
+        tune_controller.get_live_trials().discard(trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """The trial to run next. Where Tune's would wait for ever, all go on.
+
+        They wait for a trial that has ended, or for a time that a resumed sweep is beyond.
+        """
+        chosen = super().choose_trial_to_run(tune_controller)
+        live = [*tune_controller.get_live_trials()]
+        if chosen is not None or not live or any(trial.status != "PAUSED" for trial in live):
+            return chosen
+        states = [self._trial_state[trial] for trial in live]
+        since = [s.last_result[self._time_attr] - s.last_perturbation_time for s in states]
+        if max(since) >= self._perturbation_interval:
+            last = since.index(max(since))
+            self.on_trial_result(tune_controller, live[last], states[last].last_result)
+        else:
+            furthest = max(state.last_train_time for state in states)
+            self._next_perturbation_sync = furthest + self._perturbation_interval
+        return super().choose_trial_to_run(tune_controller)
+
     def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
         number, time = trial.config[IDENTITY]["trial"], self._trial_state[trial].last_train_time
         key = self._seed, number, int(time)
