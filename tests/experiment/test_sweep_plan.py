@@ -335,6 +335,25 @@ def test_a_resumed_sweep_has_the_points_that_were_added_to_its_file(killed_sweep
     assert outcome.trials[2].status == "waiting"
 
 
+def test_a_sweep_with_another_metric_ranks_by_it(killed_sweep, monkeypatch):
+    found = TrialTable.read(killed_sweep / "trials.jsonl", metric="m", mode="max")
+    for trial in found.trials:
+        home = killed_sweep / trial.folder
+        home.mkdir(parents=True, exist_ok=True)
+        lines = [
+            f'{{"training_iteration": {i}, "env_steps": {i * trial.trial}, "m": {i}}}\n'
+            for i in (1, 2, 3)
+        ]
+        (home / "metrics.jsonl").write_text("".join(lines))
+        trial.training_iteration, trial.metric = 2, "m"  # trained longer later
+    found.save()
+    file = killed_sweep / "sweep.yaml"
+    file.write_text(file.read_text().replace("metric: episode_return_mean", "metric: env_steps"))
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep._Sweep._run_trials", Mock())
+    outcome = resume_sweep(killed_sweep, console="quiet")
+    assert [(trial.score, trial.training_iteration) for trial in outcome.trials] == [(2, 2), (4, 2)]
+
+
 def test_a_sweep_is_resumed_again_whatever_form_its_settings_have(tmp_path, monkeypatch):
     wrapper = "TimeAwareObservation"
     grid = f"grid: [[], [{{use: {wrapper}}}]]"

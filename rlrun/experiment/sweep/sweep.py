@@ -25,6 +25,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node
+from rlrun.data.results import number_at
 from rlrun.experiment.report.console import ConsoleStyle, choose_style, known_style, print_error
 from rlrun.experiment.report.sinks import read_rows
 from rlrun.experiment.run import seed_of, with_seed
@@ -137,6 +138,7 @@ def _resumed(
             if not trust:
                 _require_known_code(folder, table, experiment)
             planned.complete(table, loaded.tree)
+            _score_anew(folder, table)
             if settings.scheduler is not None and settings.scheduler.use == "pbt":
                 _read_settings(folder, table, trust=trust)
         else:
@@ -192,6 +194,19 @@ def _require_known_code(
     ]
     if code:
         raise TrustError(untrusted(str(folder.trials), code))
+
+
+def _score_anew(folder: SweepFolder, table: TrialTable) -> None:
+    """Score trials by the file's metric where they have been scored by another one."""
+    for trial in table.trials:
+        last = trial.training_iteration
+        if last is None or trial.metric == table.metric:
+            continue
+        trial.score = trial.metric = None
+        for row in read_rows(folder.path / trial.folder / "metrics.jsonl", warn=False):
+            # Later rows are of a trial that was trained longer by itself.
+            if (number_at(row, "training_iteration") or 0) <= last:
+                trial.take(row, table.metric)
 
 
 def _read_settings(folder: SweepFolder, table: TrialTable, *, trust: bool) -> None:

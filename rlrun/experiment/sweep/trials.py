@@ -75,6 +75,8 @@ class Trial:
     """Reason of its end."""
     score: float | None = None
     """The sweep's metric in the last result."""
+    metric: str | None = None
+    """The metric that the score is of."""
     training_iteration: int | None = None
     env_steps: int | None = None
     time_s: float | None = None
@@ -101,7 +103,8 @@ class Trial:
     def take(self, result: Mapping[str, Any], metric: str | None) -> None:
         """Update from a result."""
         score = None if metric is None else number_at(result, metric)
-        self.score = self.score if score is None else score
+        if score is not None:
+            self.score, self.metric = score, metric
         for key in ("training_iteration", "env_steps"):
             value = number_at(result, key)
             if value is not None:
