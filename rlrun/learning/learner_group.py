@@ -79,8 +79,7 @@ class LearnerGroup(Learner):
         self._shipped = ray.put(module), training, settings
         super().__init__(module, training, settings)
         self._unused_optimizer = self.optimizer
-        self._theirs = self.get_weights()
-        """The weights that the learners have."""
+        self._theirs = self.get_weights()  # what the learners have
         number = settings.num_learners
         host_class: Any = ray.remote(
             num_cpus=settings.num_cpus_per_learner,

@@ -141,8 +141,9 @@ class TrialTable:
         known = {item.name for item in fields(Trial)}
         with suppress(AttributeError, TypeError, ValueError):  # of a damaged line
             trial = Trial(**{k: v for k, v in json.loads(line).items() if k in known})
-            dict(trial.settings), path / trial.folder
-            if trial.trial == number and trial.point >= 1 and isfinite(trial.score or 0.0):
+            has_form = isinstance(trial.settings, dict) and isinstance(trial.folder, str)
+            is_next = trial.trial == number and trial.point >= 1
+            if has_form and is_next and isfinite(trial.score or 0.0):
                 return trial
         what = f"line {number} is not that of trial {number}"
         raise RunFolderError(f"{path}: cannot be read: {what}; restore it, or start a new sweep")
