@@ -234,7 +234,7 @@ class Population(PopulationBasedTraining):
         live = [*tune_controller.get_live_trials()]
         if chosen is not None or not live or any(trial.status != "PAUSED" for trial in live):
             return chosen
-        states = [self._trial_state[trial] for trial in live]
+        states: list[Any] = [self._trial_state[trial] for trial in live]
         since = [s.last_result[self._time_attr] - s.last_perturbation_time for s in states]
         if max(since) >= self._perturbation_interval:
             last = since.index(max(since))
