@@ -1,7 +1,7 @@
-"""Settings without effect in the spaces of an environment, which are known once it is built.
+"""Settings without effect in the spaces of an environment, or on this machine.
 
-Owns which settings need images, hidden layers or continuous actions. What can be told without an
-environment is in `config/checks.py`. Must not know how networks are built.
+Owns which settings need images, hidden layers, continuous actions or a GPU. What can be told before
+an algorithm is built is in `config/checks.py`. Must not know how networks are built.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,10 @@ def unused_settings(config: ExperimentConfig, policies: Policies) -> Iterator[tu
     Yields:
         A setting's address and the reason.
     """
+    here = not config.learners.num_learners
+    devices = {learner.device.type for learner in policies.learners.values()}
+    if config.learners.cuda_graphs and here and devices == {"cpu"}:
+        yield "learners.cuda_graphs", "there is no GPU"
     spaces = {policy_id: policies.module_spaces(policy_id) for policy_id in policies}
     if not any(_is_continuous(action_space) for _, action_space in spaces.values()):
         for key in changed_settings(config.connectors, ("normalize_actions", "clip_actions")):

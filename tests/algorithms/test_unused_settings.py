@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from nested_envs import RandomObservations
 
 from rlrun.envs.multi_agent_examples import RockPaperScissors
@@ -48,6 +49,12 @@ def found(caplog):
 def test_settings_that_the_spaces_give_no_effect(built, caplog, name, env, sections, unused):
     built(name, env, **sections)
     assert found(caplog) == unused
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_graphs_have_no_effect_without_a_gpu(built, caplog):
+    built("PPO", "CartPole-v1", learners={"cuda_graphs": True})
+    assert found(caplog) == ["learners.cuda_graphs"]
 
 
 def test_a_setting_has_an_effect_if_it_has_one_on_any_policy(built, caplog):
