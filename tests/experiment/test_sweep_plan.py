@@ -113,6 +113,14 @@ def test_a_point_with_contradicting_settings_is_refused():
         experiments_of(sweep, list(walk(sweep.sweep, 1)), None)
 
 
+def test_an_algorithm_without_the_settings_of_the_file_s_is_one_problem():
+    sweep = experiment("sweep: {space: {algorithm: {grid: [PPO, A2C]}}}")
+    says = "algorithm: with algorithm=A2C: training.*unknown key.*write a file for each algorithm"
+    with pytest.raises(ConfigError, match=says) as caught:
+        experiments_of(sweep, list(walk(sweep.sweep, 1)), None)
+    assert len(caught.value.problems) == 1
+
+
 def test_settings_on_one_line():
     assert settings_text({"training.lr": 0.00012345, "a.gamma": 1}) == "lr=0.0001234 gamma=1"
     assert settings_text({"a.x": 1, "b.x": 2}) == "a.x=1 b.x=2"

@@ -111,6 +111,13 @@ def experiments_of(
             found.append(experiment_at(base, settings, seeds_of(experiment)[0]))
         except ConfigError as error:
             where = settings_text(settings)
+            if settings.get("algorithm", experiment.algorithm) != experiment.algorithm:
+                # The file has all settings of its own algorithm by now, those by default too.
+                first = error.problems[0]
+                advice = f"a sweep keeps the settings of {experiment.algorithm}; write a file for"
+                message = f"{first.key}: {first.message}; {advice} each algorithm, and compare them"
+                problems.append(Problem(origin, "algorithm", f"with {where}: {message}"))
+                continue
             problems += [
                 Problem(origin, p.key, f"with {where}: {p.message}") for p in error.problems
             ]
