@@ -10,6 +10,7 @@ gradient norm, and the weights leave as one buffer.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -229,7 +230,11 @@ class Learner:
         if loss in self._gradients:
             return self._gradients[loss]
         changed = loss if self._hook is None else changed_loss(loss, self._hook)
-        function = torch.compile(changed) if self._compile else changed
+        function = changed
+        if self._compile:
+            # It warns of all parts that it leaves to Python, as of what makes sequences.
+            logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+            function = torch.compile(changed)
 
         def gradient(module: RLModule, rows: Rows, **arguments: Any) -> Statistics:
             returned = function(module, as_tensors(rows, self.device), **arguments)
