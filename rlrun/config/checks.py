@@ -266,10 +266,9 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
         message = f"{others[0] if others else 'learners.device'} {why}; remove this key"
         yield Finding(("learners", "cuda_graphs"), message)
     if not learners.num_learners:
-        of_actors = ("num_cpus_per_learner", "num_gpus_per_learner", "max_num_learner_restarts")
-        for name in changed_settings(learners, of_actors):
+        if learners.num_gpus_per_learner:
             message = "there is no remote learner; set num_learners, or remove this key"
-            yield Finding(("learners", name), message)
+            yield Finding(("learners", "num_gpus_per_learner"), message)
         return
     if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
         message = f"{experiment.algorithm} learns in one process; set it to 0"
@@ -498,6 +497,7 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
             "validate_env_runners_after_construction",
         ),
     ),
+    ("learners", {"num_learners": 0}, ("num_cpus_per_learner", "max_num_learner_restarts")),
 )
 """Section, its switches with the values for off, and the settings without effect if all are off.
 Switches of another section have its name before a dot."""

@@ -133,6 +133,7 @@ def test_successors_of_retired_result_keys_exist():
         ("stop: {env_steps: 1e6}\nenv_runners: {episode_lookback_horizon: 4}", ["exp.yaml:4:15: env_runners.episode_lookback_horizon: has no effect: there are no connectors of your own"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {observations_out_of_bounds: error, disable_env_checking: true}", ["exp.yaml:4:15: env_runners.observations_out_of_bounds: has no effect: env_runners.disable_env_checking is true"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {observations_out_of_bounds: error, observation_check_interval: null}", ["exp.yaml:4:15: env_runners.observations_out_of_bounds: has no effect: env_runners.observation_check_interval is null"]),
+        ("stop: {env_steps: 1e6}\nlearners: {num_cpus_per_learner: 0.5}", ["exp.yaml:4:12: learners.num_cpus_per_learner: has no effect: learners.num_learners is 0"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {compress_observations: true}", ["exp.yaml:4:15: env_runners.compress_observations: has no effect: env_runners.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {max_requests_in_flight_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.max_requests_in_flight_per_env_runner: has no effect: env_runners.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.num_cpus_per_env_runner: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
