@@ -132,11 +132,11 @@ def sample_gradients(runner: EnvRunner, request: SampleRequest, weights: Any) ->
     reply = runner.sample_fragment(request, weights)
     batches, found = reply.batches.policy_batches, {}
     for policy_id, policy in runner.policies.items():
-        own = None if request.policies is None else request.policies[policy_id]
+        learns = request.policies is None or request.policies[policy_id].train
         if not isinstance(policy, A3CPolicy):
             continue  # a custom policy learns from rows, in the training process
         batch = batches.pop(policy_id, None)
-        if batch is not None and (own is None or own.train):
+        if learns and batch is not None:
             found[policy_id] = PolicyGradient(len(batch), *policy.compute_gradients(batch))
     rest = MultiAgentBatch(batches, reply.env_steps)
     return GradientReply(replace(reply, batches=rest), found)
