@@ -191,7 +191,7 @@ def _load_run(tree: Node, file: FilePath, overrides: Sequence[str]) -> Loaded:
 def _began_in(file: FilePath) -> str | None:
     """The working directory of the last session of a run, from its folder or a checkpoint in it."""
     for home in (file.parent, file.parent.parent.parent):
-        with suppress(OSError, ValueError, LookupError, TypeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             return str(json.loads((home / "meta.json").read_text())["sessions"][-1]["cwd"])
     return None
 

@@ -30,7 +30,8 @@ _OVER_THE_WINDOW = re.compile(
 def plain_row(result: Mapping[str, Any]) -> Row:
     """A copy of a result as plain JSON values: exact floats, None for NaN and infinities.
 
-    Histograms, images and videos are left out.
+    Integers beyond the largest float are infinities, too. Histograms, images and videos are left
+    out.
     """
     numbers = ((key, value) for key, value in result.items() if not isinstance(value, Media))
     return {str(key): _plain(value) for key, value in numbers}
@@ -39,10 +40,10 @@ def plain_row(result: Mapping[str, Any]) -> Row:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, int | float):
+        return value if _finite(value) is not None else None
     if isinstance(value, Mapping):
         return plain_row(value)
     if isinstance(value, list | tuple):
@@ -78,9 +79,10 @@ def number_at(row: Mapping[str, Any], address: str) -> float | None:
 def _finite(value: Any) -> float | None:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # of an integer beyond the largest float
+            return float(value) if math.isfinite(value) else None
+    return None
 
 
 def is_by_name(address: str) -> bool:

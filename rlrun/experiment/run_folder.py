@@ -241,7 +241,7 @@ class RunFolder:
 
     def read_meta(self) -> dict[str, Any]:
         """The content of meta.json; empty if it is missing or damaged, as nothing depends on it."""
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, RecursionError):
             return dict(json.loads(self.meta.read_text()))
         return {}
 

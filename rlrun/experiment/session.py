@@ -44,7 +44,13 @@ def new_session(resumed_from: int | None, overrides: Iterable[str]) -> dict[str,
 def sessions_of(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sessions in a meta.json, without damaged ones."""
     found = meta.get("sessions")
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [each for each in found if _has_form(each)] if isinstance(found, list) else []
+
+
+def _has_form(session: Any) -> bool:
+    if not isinstance(session, dict):
+        return False
+    return all(isinstance(session.get(key) or [], list) for key in ("argv", "overrides"))
 
 
 def last_session(meta: Mapping[str, Any]) -> dict[str, Any]:

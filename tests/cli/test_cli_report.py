@@ -50,7 +50,9 @@ def folder(path, name, text):
     (Path(path) / name).write_text(text)
 
 
-@pytest.mark.parametrize("meta", ["[1]", '{"sessions": [1]}', '{"sessions": 1}'])
+@pytest.mark.parametrize(
+    "meta", ["[1]", '{"sessions": [1]}', '{"sessions": 1}', '{"sessions": [{"argv": 3}]}']
+)
 def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_out(rlrun, meta):
     folder("run", "config.yaml", SETTINGS)
     folder("run", "metrics.jsonl", '{"half a')

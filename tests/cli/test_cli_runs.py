@@ -91,6 +91,7 @@ def test_a_run_is_listed_with_its_state_progress_and_best_value(rlrun, make_run)
         ("meta.json", None, "meta.json: missing or damaged"),
         ("meta.json", b'{"outcome"', "meta.json: missing or damaged"),
         ("meta.json", b'[["x"]]', "meta.json: missing or damaged"),
+        ("meta.json", b"[" * 99_999, "meta.json: missing or damaged"),
     ],
 )
 def test_a_damaged_run_is_a_row_that_can_be_shown_and_removed(rlrun, make_run, file, content, says):

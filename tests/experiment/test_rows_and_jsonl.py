@@ -43,6 +43,15 @@ def test_numpy_numbers_become_plain():
     assert type(row["a"]) is int
 
 
+def test_integers_beyond_the_largest_float_are_infinities():
+    assert plain_row({"a": 10**5000, "b": [-(10**400)], "c": 10**300, "d": True}) == {
+        "a": None,
+        "b": [None],
+        "c": 10**300,
+        "d": True,
+    }
+
+
 def test_numbers_of_torch_are_numbers():
     result = {"a": torch.tensor(0.5, requires_grad=True), "b": torch.tensor(math.nan)}
     assert plain_row(result) == {"a": 0.5, "b": None}
@@ -51,12 +60,12 @@ def test_numbers_of_torch_are_numbers():
 
 
 def test_addresses_and_numbers():
-    row = {"a": {"b": 1, "c": {}}, "d/e": 2, "f": None, "g": True}
-    assert list(addresses(row)) == ["a/b", "d/e", "f", "g"]
+    row = {"a": {"b": 1, "c": {}}, "d/e": 2, "f": None, "g": True, "h": 10**400}
+    assert list(addresses(row)) == ["a/b", "d/e", "f", "g", "h"]
     assert lookup(row, "a/b") == 1
     assert lookup(row, "d/e") == 2
-    numbers = [number_at(row, key) for key in ("a/b", "f", "g", "a", "x")]
-    assert numbers == [1.0, None, None, None, None]
+    numbers = [number_at(row, key) for key in ("a/b", "f", "g", "h", "a", "x")]
+    assert numbers == [1.0, None, None, None, None, None]
     with pytest.raises(KeyError):
         lookup(row, "a/b/c")
 
