@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlrun.checkpoint.files import replace_directory
+from rlrun.checkpoint.files import replaced_directory
 from rlrun.checkpoint.state_codec import StateError, decode, encode
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
@@ -91,6 +92,11 @@ class Checkpoint:
     def iteration(self) -> int:
         """Training iteration after which the checkpoint was taken."""
         return int(self.row["training_iteration"])
+
+    def release(self) -> None:
+        """Forget the state and the weights, with the memory that a replay buffer takes."""
+        self.state.clear()
+        self.weights.clear()
 
 
 class Checkpointed(Protocol):
@@ -208,10 +214,14 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         CheckpointWriteError: the disk refuses, the state cannot be stored, or the directory holds
             something else than an earlier checkpoint.
     """
+    from safetensors import SafetensorError
+
     try:
         _require_replaceable(directory)
-        replace_directory(directory, _serialise(checkpoint))
-    except (OSError, StateError) as error:
+        encoded = encode(checkpoint.state, copy=False)
+        with replaced_directory(directory) as new:
+            _write_files(new, checkpoint, *encoded)
+    except (OSError, StateError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointWriteError(
             f"{directory}: the checkpoint could not be written: {reason}"
@@ -258,17 +268,18 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         CheckpointError: it is missing, incomplete, damaged, of another version, or not rlrun's.
     """
     manifest = read_manifest(directory)
-    contents = {name: _read_verified(directory, name, manifest) for name in _FILES}
+    for name in _FILES:
+        _verify(directory, name, manifest)
     import safetensors.numpy
 
     try:
-        arrays = safetensors.numpy.load(contents["state.safetensors"])
+        arrays = safetensors.numpy.load_file(directory / "state.safetensors")
         return Checkpoint(
             algorithm=str(manifest["algorithm"]),
             row=manifest["row"],
-            state=decode(json.loads(contents["state.json"]), arrays),
-            weights=safetensors.numpy.load(contents["weights.safetensors"]),
-            config_yaml=contents["config.yaml"].decode(),
+            state=decode(json.loads((directory / "state.json").read_bytes()), arrays),
+            weights=safetensors.numpy.load_file(directory / "weights.safetensors"),
+            config_yaml=(directory / "config.yaml").read_bytes().decode(),
             path=directory,
         )
     except Exception as error:  # any: a state may hold anything, with the right checksums, too
@@ -276,32 +287,43 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         raise CheckpointError(f"{directory}: the checkpoint cannot be decoded: {reason}") from error
 
 
-def _serialise(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """File name -> content; the manifest is last."""
+def _write_files(
+    directory: Path, checkpoint: Checkpoint, document: Any, arrays: dict[str, np.ndarray]
+) -> None:
+    """Write the files of a checkpoint, the manifest last.
+
+    Arrays go to disk without copies: those of a replay buffer may take most of the memory.
+
+    Args:
+        document, arrays: the encoded state.
+    """
     import safetensors.numpy
 
-    document, arrays = encode(checkpoint.state)
     weights = {name: np.ascontiguousarray(array) for name, array in checkpoint.weights.items()}
-    contents = {
-        "config.yaml": checkpoint.config_yaml.encode(),
-        "weights.safetensors": safetensors.numpy.save(weights),
-        "state.json": json.dumps(document, allow_nan=False, indent=1).encode(),
-        "state.safetensors": safetensors.numpy.save(arrays),
-    }
+    (directory / "config.yaml").write_bytes(checkpoint.config_yaml.encode())
+    (directory / "state.json").write_text(json.dumps(document, allow_nan=False, indent=1))
+    for name, content in ("weights.safetensors", weights), ("state.safetensors", arrays):
+        safetensors.numpy.save_file(content, directory / name)
+        # Its own mode would hide the file from other users.
+        shutil.copymode(directory / "config.yaml", directory / name)
     manifest = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "algorithm": checkpoint.algorithm,
         "training_iteration": checkpoint.iteration,
         "files": {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in contents.items()
+            name: {"bytes": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
+            for name in _FILES
         },
         "row": checkpoint.row,
     }
     manifest["sha256"] = _digest(manifest)
-    contents[MANIFEST] = json.dumps(manifest, allow_nan=False, indent=1).encode()
-    return contents
+    (directory / MANIFEST).write_text(json.dumps(manifest, allow_nan=False, indent=1))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
@@ -334,13 +356,12 @@ def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def _read_verified(directory: Path, name: str, manifest: dict[str, Any]) -> bytes:
+def _verify(directory: Path, name: str, manifest: dict[str, Any]) -> None:
     try:
-        data = (directory / name).read_bytes()
+        found = _sha256(directory / name)
     except OSError as error:
         raise CheckpointError(f"{directory}: {name} cannot be read: {error.strerror}") from error
-    if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+    if found != manifest["files"][name]["sha256"]:
         raise CheckpointError(
             f"{directory}: the checkpoint is damaged: the sha256 of {name} differs"
         )
-    return data

@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,28 +50,28 @@ def _renamed_to(path: Path) -> Iterator[Path]:
         raise
 
 
-def replace_directory(directory: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a directory of files atomically, synced to disk; raises OSError if that fails.
+@contextmanager
+def replaced_directory(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory; with the files made there it becomes ``directory`` at the end.
 
-    A directory of that name is replaced once the new one is complete.
+    They are synced to disk first. A directory of that name is replaced once the new one is
+    complete. Raises OSError if that fails; nothing of the new one is left then, nor after an error
+    in the context.
     """
     temporary = directory.parent / f".writing-{directory.name}-{os.getpid()}"
     replaced = directory.parent / f".replaced-{directory.name}-{os.getpid()}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, data in contents.items():
-            with (temporary / name).open("wb") as file:
-                file.write(data)
-                file.flush()
-                _sync(file.fileno())
-        _sync_directory(temporary)
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            _sync(path)
         if directory.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             os.rename(directory, replaced)
         os.rename(temporary, directory)
-        _sync_directory(directory.parent)
-    except OSError:
+        _sync(directory.parent)
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
@@ -92,18 +92,13 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync(descriptor: int) -> None:
+def _sync(path: Path) -> None:
     """Sync to disk. Some network file systems cannot sync directories, which is no error."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
+    finally:
+        os.close(descriptor)

@@ -39,10 +39,20 @@ class StateError(TypeError):
     """A state holds an unsupported value; the message names its address."""
 
 
-def encode(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Split ``state`` into a JSON document and the arrays that it refers to by name."""
+def encode(state: Any, *, copy: bool = True) -> tuple[Any, dict[str, np.ndarray]]:
+    """Split ``state`` into a JSON document and the arrays that it refers to by name.
+
+    Args:
+        copy: copy all arrays; if not, those that are contiguous are the state's own.
+    """
     arrays: dict[str, np.ndarray] = {}
-    return _encode(state, "", arrays), arrays
+    document = _encode(state, "", arrays)
+    return document, {name: _in_order(array, copy=copy) for name, array in arrays.items()}
+
+
+def _in_order(array: np.ndarray, *, copy: bool) -> np.ndarray:
+    # ascontiguousarray would turn a 0-d array into a 1-d one.
+    return array.astype(array.dtype.newbyteorder("="), order="C", copy=copy)
 
 
 def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
@@ -114,8 +124,7 @@ def _encode_array(value: np.ndarray, address: str, arrays: dict[str, np.ndarray]
         )
     # The address names the array for a human reader; the number keeps odd keys apart.
     name = f"{len(arrays)}:{address.lstrip('/') or 'state'}"
-    # ascontiguousarray would turn a 0-d array into a 1-d one.
-    arrays[name] = value.astype(value.dtype.newbyteorder("="), order="C", copy=True)
+    arrays[name] = value
     return {"$array": name}
 
 

@@ -31,8 +31,14 @@ class RunOutcome:
     best_checkpoint: Path | None
 
 
-def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
-    """The outcome in a few lines, with commands to run next; the first is the headline."""
+def summary_lines(
+    outcome: RunOutcome, stop: StopCriteria, *, without_replay: bool = False
+) -> list[str]:
+    """The outcome in a few lines, with commands to run next; the first is the headline.
+
+    Args:
+        without_replay: checkpoints lack a replay buffer that the run learns from.
+    """
     lines = [_headline(outcome)]
     result = outcome.result
     if result is not None:
@@ -50,7 +56,8 @@ def summary_lines(outcome: RunOutcome, stop: StopCriteria) -> list[str]:
         best = outcome.best_checkpoint
         other = f" (best: {best.name})" if best and best != outcome.checkpoint else ""
         size = size_text(outcome.checkpoint_bytes)
-        lines.append(f"  checkpoint  {outcome.checkpoint.name}, {size}{other}")
+        lack = " without the replay buffer" if without_replay else ""
+        lines.append(f"  checkpoint  {outcome.checkpoint.name}, {size}{lack}{other}")
         lines.append(f"  roll out    rlrun rollout {in_shell(outcome.folder)}")
     if outcome.checkpoint is not None or outcome.end == "interrupted":
         command = resume_command(outcome.folder, end=outcome.end, reason=outcome.reason)

@@ -259,8 +259,15 @@ class RunSession:
                 outcome = self._outcome_at_end(interrupts)
             self.note_end(outcome.end, outcome.reason)
             self.console.close()
-            self.console.summary(summary_lines(outcome, self.stop))
+            lines = summary_lines(outcome, self.stop, without_replay=self._without_replay)
+            self.console.summary(lines)
             return outcome
+
+    @property
+    def _without_replay(self) -> bool:
+        """Whether the algorithm learns from a replay buffer that is not in checkpoints."""
+        uses_it = "replay" in algorithm_class(self.experiment.algorithm).optional_sections
+        return uses_it and not self.experiment.replay.store_in_checkpoints
 
     def write_config(self) -> None:
         """Write the folder's `config.yaml`."""
@@ -309,11 +316,11 @@ class RunSession:
         stack.callback(algorithm.stop)
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
+            self.resumed.release()
         self.write_config()
         if own := self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
             self.checkpoints.files.set_aside_after(self.resumed.iteration)
-            stores_replay = experiment.replay.store_in_checkpoints
-            if "replay" in algorithm.optional_sections and not stores_replay:
+            if self._without_replay:
                 log.warning("the replay buffer starts empty (replay.store_in_checkpoints: false)")
         repair(self.folder.metrics, self.resumed.row if self.resumed else None, whole=own)
         return algorithm

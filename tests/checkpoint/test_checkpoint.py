@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -187,6 +188,31 @@ def test_a_full_disk_is_a_checkpoint_error(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="could not be written: No space left on device"):
         write_checkpoint(tmp_path / "000002", make(2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_are_written_without_copies_and_read_with_one(tmp_path):
+    replay = np.random.default_rng(0).integers(0, 255, (64, 2**17), np.uint8)  # 8 MiB
+    checkpoint = make(state={"replay": replay})
+    write_checkpoint(tmp_path / "000006", make(6))  # imports what it needs
+    read_checkpoint(tmp_path / "000006")
+    tracemalloc.start()
+    try:
+        write_checkpoint(tmp_path / "000007", checkpoint)
+        written_with = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        found = read_checkpoint(tmp_path / "000007").state["replay"]
+        read_with = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, replay)
+    assert written_with < replay.nbytes / 8
+    assert read_with < replay.nbytes * 9 / 8
+
+
+def test_the_files_of_a_checkpoint_have_the_mode_of_other_files(written):
+    (written.parent / "other").touch()
+    modes = {path.stat().st_mode for path in (written.parent / "other", *written.iterdir())}
+    assert len(modes) == 1
 
 
 def test_an_unsupported_state_is_a_checkpoint_error(tmp_path):

@@ -11,6 +11,7 @@ from run_folders import assert_equal_runs, meta, resume, rows, train
 from rlrun.checkpoint.checkpoint import (
     CheckpointError,
     read_checkpoint,
+    restore_checkpoint,
     write_checkpoint,
 )
 from rlrun.config.loader import load_experiment
@@ -103,7 +104,9 @@ def test_a_run_resumed_without_its_replay_buffer_says_so(stored, capsys):
     settings = ["algorithm=DQN", "env=CartPole-v1", "training=null", "model.hidden=[4]"]
     tiny = ["training.train_batch_size=8", f"replay.store_in_checkpoints={stored}"]
     train(*settings, *tiny, "stop={training_iteration: 1}")
-    assert "replay buffer" not in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "replay buffer" not in err
+    assert (" kB without the replay buffer\n" in out) == (stored == "false")
     resume("stop={training_iteration: 2}")
     assert ("the replay buffer starts empty" in capsys.readouterr().err) == (stored == "false")
 
@@ -250,3 +253,19 @@ def test_resuming_accepts_a_folder_of_runs_and_refuses_other_folders():
     Path("empty").mkdir()
     with pytest.raises(RunFolderError, match=r"no config\.yaml"):
         resume_experiment("empty")
+
+
+def test_a_resumed_run_does_not_keep_the_state_that_it_has_restored(monkeypatch):
+    restored = []
+
+    def restore(algorithm, checkpoint):
+        restore_checkpoint(algorithm, checkpoint)
+        restored.append((checkpoint, checkpoint.state.copy(), checkpoint.weights.copy()))
+
+    train("stop.training_iteration=2")
+    monkeypatch.setattr("rlrun.experiment.run.restore_checkpoint", restore)
+    resume("stop.training_iteration=3")
+    ((checkpoint, state, weights),) = restored
+    assert state
+    assert weights
+    assert (checkpoint.state, checkpoint.weights) == ({}, {})
