@@ -263,10 +263,10 @@ def test_learners_killed_at_random_moments_change_no_number(tmp_path, record_fau
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 400 KiB in memory; skipped where it cannot be mounted."""
+    """A file system of 2 MiB in memory; skipped where it cannot be mounted."""
     path = tmp_path / "disk"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)]
     if shutil.which("mount") is None or subprocess.call(mount):
         pytest.skip("file systems cannot be mounted here")
     yield path
