@@ -319,6 +319,7 @@ def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
     """Observation and action space, from an environment that is made for this purpose."""
     from rlrun.envs.env import EnvContext
     from rlrun.envs.vector_env import make_vector_env
+    from rlrun.envs.watchdog import close_in_time
 
     here = {"remote_worker_envs": False, "remote_env_batch_wait_ms": None}
     place = EnvContext(spec.env.kwargs, training=False)
@@ -326,7 +327,7 @@ def env_spaces(spec: RunnerSpec) -> tuple[gym.Space[Any], gym.Space[Any]]:
     try:
         return envs.single_observation_space, envs.single_action_space
     finally:
-        envs.close()
+        close_in_time(envs.close)
 
 
 class Round:

@@ -21,6 +21,7 @@ from rlrun.config.registry import import_object
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.data.sample_batch import DEFAULT_POLICY_ID
 from rlrun.envs.multi_agent_env import make_multi_agent_env
+from rlrun.envs.watchdog import close_in_time
 from rlrun.envs.wrappers import find_wrappers
 from rlrun.policies.policy_mapping import Spaces, policy_spaces
 from rlrun.sampling.env_runner import EnvRunner
@@ -145,7 +146,7 @@ def find_spaces(
             return spaces, [str(agent) for agent in env.possible_agents]
         finally:
             if local is None:
-                env.close()
+                close_in_time(env.close)
     return {DEFAULT_POLICY_ID: env_spaces(spec) if group is None else group.spaces()}, []
 
 

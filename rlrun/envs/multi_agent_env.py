@@ -28,6 +28,7 @@ from rlrun.envs.env import (
 from rlrun.envs.env_state import give_state, offers_state, take_state
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase
 from rlrun.envs.horizon import ALL
+from rlrun.envs.watchdog import close_all
 from rlrun.envs.wrappers import EnvWrapper
 
 Agent = Hashable
@@ -137,8 +138,7 @@ class Copies(MultiAgentEnv):
         return next(iter(self.copies.values())).render()
 
     def close(self) -> None:
-        for env in self.copies.values():
-            env.close()
+        close_all(self.copies.values())
 
 
 def make_multi_agent(env: str | Callable[..., gym.Env[Any, Any]]) -> Callable[..., MultiAgentEnv]:
@@ -325,5 +325,4 @@ class SubEnvs:
 
     def close(self) -> None:
         """Close them."""
-        for env in self.envs:
-            env.close()
+        close_all(self.envs)

@@ -31,6 +31,7 @@ from rlrun.envs.episode_vector_env import (
 )
 from rlrun.envs.errors import RAISED, EnvError, EnvPhase, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
+from rlrun.envs.watchdog import close_all
 
 
 class SerialVectorEnv(EpisodeVectorEnv):
@@ -231,8 +232,7 @@ class SerialVectorEnv(EpisodeVectorEnv):
         return STATE_CALLS[phase](env, *given)
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        close_all(self.envs)
 
     def _split(self, actions: Batched) -> Any:
         """One action for each sub-environment; read-only if they are rows of the batch."""

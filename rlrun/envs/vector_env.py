@@ -28,6 +28,7 @@ from rlrun.envs.multi_agent_env import Copies, SubEnvs, check_multi_agent_env, m
 from rlrun.envs.multi_agent_vector_env import raise_time_limits
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.envs.serial_vector_env import ParallelVectorEnv, SerialVectorEnv
+from rlrun.envs.watchdog import close_in_time
 from rlrun.envs.wrappers import InfoActionMask, find_wrappers
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _all_of(
     kind = _elsewhere(settings)
     if kind is None:
         return [shown(0, first), *map(shown, range(1, num_envs))], shown
-    first.close()
+    close_in_time(first.close)
     maker = ProxyMaker(kind, shown, env_id, env_timeout_s)
     return list(maker.all(num_envs)), maker
 
@@ -229,7 +230,7 @@ def make_sub_envs(
         if not several:
             (env,) = first.copies.values()
             masked = check_env(env, spec.use).has_info_mask
-            first.close()
+            close_in_time(first.close)
             first = make(0)
         draws_elsewhere = check_multi_agent_env(first, spec.use)
         first = finished(first)

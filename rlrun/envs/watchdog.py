@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -125,6 +126,13 @@ def close_in_time(close: Callable[[], None], limit_s: float = CLOSE_S) -> None:
     finally:
         if watch is not None:
             watch.stop()
+
+
+def close_all(envs: Iterable[Any]) -> None:
+    """Close environments, also those after one that raises; its error is raised in the end."""
+    with ExitStack() as to_close:
+        for env in envs:
+            to_close.callback(env.close)
 
 
 def end_late_calls(limit_s: float | None, limit: str = "") -> CallWatch | None:

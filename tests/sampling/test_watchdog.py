@@ -9,6 +9,7 @@ import pytest
 from hanging_envs import Hanging
 
 from rlrun import EnvRunner, RunnerSpec
+from rlrun.actors.env_runner_group import env_spaces
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec
 from rlrun.envs.errors import EnvError
 from rlrun.envs.serial_vector_env import SerialVectorEnv
@@ -100,6 +101,31 @@ def test_in_a_process_of_its_own_as_well(runner, how):
 def test_an_environment_that_does_not_close_is_only_warned_of(caplog, how, said):
     close_in_time(SerialVectorEnv([Hanging(how, "close", at=1)], "Hanging").close, LIMIT_S)
     assert f"an environment failed to close: {said}" in caplog.text
+
+
+def test_the_environment_that_only_told_its_spaces_may_fail_to_close(runner, caplog):
+    runner("async", how="raises", where="close", at=1)
+    assert "an environment failed to close: ZeroDivisionError" in caplog.text
+    caplog.clear()
+    spaces = env_spaces(
+        RunnerSpec(
+            EnvSpec(
+                use="hanging_envs:Hanging", kwargs={"how": "raises", "where": "close", "at": 1}
+            ),
+            EnvRunnersConfig(),
+        )
+    )
+    assert spaces == (Hanging.observation_space, Hanging.action_space)
+    assert "an environment failed to close: ZeroDivisionError" in caplog.text
+
+
+def test_an_environment_that_fails_to_close_leaves_no_other_one_open():
+    envs = [Hanging("raises", "close", at=1) for _ in range(3)]
+    closed = []
+    envs[1].close = lambda: closed.append(1)
+    with pytest.raises(ZeroDivisionError):
+        SerialVectorEnv(envs, "Hanging").close()
+    assert closed == [1]
 
 
 def test_alarms_of_the_program_reach_its_own_handler_after_environments_were_closed():
