@@ -26,7 +26,7 @@ from rlrun.algorithms.evaluator import Evaluator
 from rlrun.algorithms.parts import Part, Parts
 from rlrun.algorithms.policies import Policies
 from rlrun.algorithms.progress import Progress
-from rlrun.algorithms.result import EpisodeStatistics, Result, evaluation_result
+from rlrun.algorithms.result import EpisodeStatistics, Result, evaluation_result, require_counters
 from rlrun.algorithms.runners import find_spaces, resized, runner_spec, start_env_runners, with_ray
 from rlrun.algorithms.unused_settings import unused_settings
 from rlrun.checkpoint.checkpoint import (
@@ -123,6 +123,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self._parts = Parts()
         sources = read_sources(self.config)  # before anything is started
         self._callbacks = make_callbacks(config.callbacks)
+        self._stopped = self._in_callback = False
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
             self._build(with_ray(self.config, address), built, sources)
             self._to_stop = built.pop_all()
@@ -254,7 +255,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
         Raises:
             DivergedError: a loss, a gradient or a weight is NaN or infinite.
+            RuntimeError: `stop` was called.
         """
+        self._require_running()
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0, self.progress.iteration)):
             return self._train()
 
@@ -288,7 +291,9 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
             learners=learners,
             evaluation=evaluation,
         )
+        iteration = progress.iteration
         self._call_back("on_train_result", result)
+        require_counters(result, iteration)
         if made := len(self.config.callbacks):
             result["callbacks_set_aside"] = made - len(self._callbacks)
         return result
@@ -428,6 +433,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def evaluate(self) -> Result:
         """Evaluate as section `evaluation` says; affects neither training nor later results."""
+        self._require_running()
         return self._evaluate(copy.deepcopy(self.progress.evaluations))
 
     def _evaluate(self, statistics: EpisodeStatistics, *, begun: bool = False) -> Result:
@@ -443,7 +449,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def _call_back(self, name: str, *arguments: Any) -> None:
         if self._callbacks:
-            call_back(self._callbacks, name, self, *arguments)
+            within, self._in_callback = self._in_callback, True
+            try:
+                call_back(self._callbacks, name, self, *arguments)
+            finally:
+                self._in_callback = within
 
     def resize_env_runners(self, num_env_runners: int) -> None:
         """Sample with this many remote env runners from now on; a train batch stays as large.
@@ -563,8 +573,23 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         restore_checkpoint(self, read_checkpoint(Path(path)))
 
     def stop(self) -> None:
-        """Stop env runners and learners, close environments."""
+        """Stop env runners and learners, close environments.
+
+        Raises:
+            RuntimeError: a callback calls this.
+        """
+        if self._in_callback:
+            message = "a callback cannot stop the algorithm; to end a run, add a number to each "
+            message += "result in on_train_result and name it in the section stop"
+            raise RuntimeError(message)
+        self._stopped = True
         self._to_stop.close()
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            message = f"{type(self).__name__} was stopped; build another one, "
+            message += f"or {type(self).__name__}.from_checkpoint continues from a checkpoint"
+            raise RuntimeError(message)
 
 
 def _key_of(policy_id: str) -> tuple[int, ...]:

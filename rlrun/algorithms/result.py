@@ -381,6 +381,15 @@ class RunnerStatistics:
         self._faulty_episodes = dict(state["faulty_episodes"])
 
 
+def require_counters(result: Result, iteration: int) -> None:
+    """Raise ValueError unless callbacks have left what rows and checkpoints are found by."""
+    is_whole = isinstance(result.get("env_steps"), int | np.integer)
+    if result.get("training_iteration") != iteration or not is_whole:
+        message = "on_train_result of a callback must leave training_iteration as it is in the "
+        message += "result, and a whole number in env_steps"
+        raise ValueError(message)
+
+
 def is_wall_clock(address: str) -> bool:
     """Whether the number at ``a/b`` depends on the machine's speed, not only on the seed."""
     last = address.rpartition("/")[2]

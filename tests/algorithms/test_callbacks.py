@@ -378,6 +378,53 @@ def test_callbacks_that_fail_to_observe_are_set_aside_once_and_the_run_goes_on(
     assert calls["result"] == 2
 
 
+class Meddling(Callbacks):
+    """Does something with the algorithm or the result."""
+
+    def __init__(self, method, what):
+        setattr(self, method, getattr(self, what))
+
+    def stop(self, algorithm, *arguments):
+        algorithm.stop()
+
+    def clear(self, algorithm, result):
+        result.clear()
+
+    def rename(self, algorithm, result):
+        result["training_iteration"] = "first"
+
+    def clear_steps(self, algorithm, result):
+        result["env_steps"] = None
+
+
+def meddling(built, method, what):
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
+    config = config.training(train_batch_size=40, minibatch_size=40, num_epochs=1)
+    return built(config.callbacks({"use": f"{__name__}:Meddling", "method": method, "what": what}))
+
+
+@pytest.mark.parametrize("what", ["clear", "rename", "clear_steps"])
+def test_a_result_without_its_counters_is_an_error_that_names_the_method(built, what):
+    with pytest.raises(ValueError, match="on_train_result of a callback must leave"):
+        meddling(built, "on_train_result", what).train()
+
+
+def test_a_callback_that_stops_the_algorithm_is_told_how_to_end_a_run(built, caplog):
+    with pytest.raises(RuntimeError, match="a callback cannot stop the algorithm"):
+        meddling(built, "on_learn_on_batch", "stop").train()
+    assert meddling(built, "on_train_result", "stop").train()["callbacks_set_aside"] == 1
+    assert "name it in the section stop" in caplog.text
+
+
+def test_an_algorithm_that_was_stopped_says_so(built):
+    algorithm = recorded(built)
+    algorithm.stop()
+    algorithm.stop()
+    for use in (algorithm.train, algorithm.evaluate):
+        with pytest.raises(RuntimeError, match="PPO was stopped; build another one"):
+            use()
+
+
 drawn = []
 
 
