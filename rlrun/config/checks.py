@@ -5,12 +5,20 @@ works. The rules of one algorithm are in its class's `validate`. Must not know: 
 and GPUs are counted when a run starts), environments, their agents and spaces.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlrun.config import retired
-from rlrun.config.policies import UNREAD_IN_EVALUATION, WHY_UNREAD, addressed_settings
+from rlrun.config.policies import (
+    UNREAD_IN_EVALUATION,
+    WHY_UNREAD,
+    addressed_settings,
+    policy_settings,
+)
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import (
     ALGORITHMS,
@@ -321,6 +329,16 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)
     yield from check_settings_of_policies(experiment)
+    yield from _check_some_policy_learns(experiment)
+
+
+def _check_some_policy_learns(experiment: ExperimentConfig) -> Iterator[Finding]:
+    if not experiment.report.min_train_timesteps_per_iteration:
+        return
+    with contextlib.suppress(ValidationError):  # which is reported elsewhere
+        if not any(policy.train for policy in policy_settings(experiment, "").values()):
+            message = "no policy learns, so that no iteration would end; remove this key"
+            yield Finding(("report", "min_train_timesteps_per_iteration"), message)
 
 
 def _check_custom_policy(experiment: ExperimentConfig) -> Iterator[Finding]:

@@ -90,6 +90,14 @@ def test_wrong_policies_to_train_are_errors(write, value, message):
     assert_error(file, "multi_agent.policies_to_train", message)
 
 
+@pytest.mark.parametrize("code", ["[]", "[two]"])
+def test_an_iteration_that_no_policy_would_end_is_an_error(write, code):
+    key = "report.min_train_timesteps_per_iteration"
+    file = FILE + f"  policies_to_train: {code}\nreport: {{min_train_timesteps_per_iteration: 9}}\n"
+    assert_error(write(file, minimal=False), key, "no policy learns")
+    load_experiment(write(file.replace(code, "[one]"), minimal=False))
+
+
 @pytest.mark.parametrize("code", ["", f'  policies_to_train: "{TO_TRAIN}"\n'])
 def test_a_dumped_experiment_loads_again(write, code):
     experiment = load_experiment(write(FILE + code, minimal=False))
