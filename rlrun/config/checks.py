@@ -18,6 +18,7 @@ from rlrun.config.policies import (
     WHY_UNREAD,
     addressed_settings,
     policy_settings,
+    with_one_policy,
 )
 from rlrun.config.problems import Finding, Path
 from rlrun.config.registry import (
@@ -449,6 +450,11 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
     yield from _without_effect(experiment)
     yield from _beside_an_encoder(experiment)
+    for policy_id, own in experiment.multi_agent.policies.items():
+        of_policy = with_one_policy(experiment, own)
+        for found in (*_without_effect(of_policy), *_beside_an_encoder(of_policy)):
+            if found.path[-1] in getattr(own, str(found.path[0]), ()):  # not if common to all
+                yield Finding(("multi_agent", "policies", policy_id, *found.path), found.message)
 
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")

@@ -19,6 +19,7 @@ from rlrun.config.schema import (
     ExperimentConfig,
     ExplorationConfig,
     ModelConfig,
+    MultiAgentConfig,
     PolicyConfig,
     Section,
     TrainingConfig,
@@ -136,6 +137,13 @@ def addressed_settings(experiment: ExperimentConfig) -> Iterator[tuple[str, Poli
             with contextlib.suppress(ValidationError):
                 settings = settings_of(policy, experiment, train=policy.train)
                 yield f"multi_agent.policies.{policy_id}.", settings
+
+
+def with_one_policy(experiment: ExperimentConfig, policy: PolicyConfig) -> ExperimentConfig:
+    """The experiment as it would be if all its policies had this one's settings."""
+    own = settings_of(policy, experiment, train=policy.train)
+    sections = {name: getattr(own, name) for name in ("model", "training", "exploration")}
+    return experiment.model_copy(update={**sections, "multi_agent": MultiAgentConfig()})
 
 
 def _laid_over(common: S, own: Mapping[str, Any]) -> S:

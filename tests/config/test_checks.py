@@ -153,6 +153,21 @@ def test_a_setting_has_an_effect_if_the_switch_of_any_policy_is_on(write):
 
 
 @pytest.mark.parametrize(
+    ("own", "keys"),
+    [
+        ("{model: {lstm_cell_size: 64}, training: {kl_target: 0.1}}", ["training.kl_target", "model.lstm_cell_size"]),
+        ("{model: {use_gru: true, lstm_cell_size: 64}, training: {kl_coeff: 0.2, kl_target: 0.1}}", []),
+        ("{model: {use: 'torch.nn:Linear', out_features: 3, conv_head: 8}}", ["model.conv_head"]),
+    ],
+)  # fmt: skip
+def test_what_a_policy_has_for_itself_without_effect_is_warned_of(write, own, keys):
+    text = f"algorithm: PPO\nenv: MultiAgentCartPole\nstop: {{env_steps: 1e6}}\nmulti_agent: {{policies: {{agent_0: {own}, agent_1: }}}}\n"
+    found = warnings(write(text, minimal=False))
+    prefix = "multi_agent.policies.agent_0."
+    assert {line.split(": ")[1] for line in found} == {prefix + key for key in keys}
+
+
+@pytest.mark.parametrize(
     ("text", "keys"),
     [
         ("algorithm: PPO\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8]}", ["model.hidden"]),
