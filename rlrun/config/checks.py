@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from rlrun.config import retired
 from rlrun.config.policies import (
     UNREAD_IN_EVALUATION,
-    WHY_UNREAD,
     addressed_settings,
     policy_settings,
     with_one_policy,
@@ -243,7 +242,7 @@ _NOT_IN_EVALUATION = {
         ),
         "evaluation always uses the setting of training; remove this key",
     ),
-    **dict.fromkeys(UNREAD_IN_EVALUATION, f"{WHY_UNREAD}; remove this key"),
+    **{name: f"{reason}; remove this key" for name, reason in UNREAD_IN_EVALUATION.items()},
 }
 """Settings of `env_runners` that `evaluation.env_runners` cannot have -> what to do instead."""
 
@@ -459,6 +458,11 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
 
 _OF_A_MEMORY = ("lstm_cell_size", "lstm_use_prev_action", "lstm_use_prev_reward")
 _OF_ATTENTION = tuple(name for name in ModelConfig.model_fields if name.startswith("attention_"))
+_OF_ACTORS = (
+    "num_cpus_per_env_runner",
+    "custom_resources_per_env_runner",
+    "validate_env_runners_after_construction",
+)
 _NO_CONNECTORS = dict.fromkeys(("env_to_module_connector", "module_to_env_connector"), ())
 _NO_STATISTICS = {"observation_filter": "NoFilter", "connectors.normalize_rewards": False}
 _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
@@ -515,11 +519,7 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     (
         "env_runners",
         {"num_env_runners": 0, "evaluation.num_env_runners": 0},
-        (
-            "num_cpus_per_env_runner",
-            "custom_resources_per_env_runner",
-            "validate_env_runners_after_construction",
-        ),
+        _OF_ACTORS,
     ),
     ("learners", {"num_learners": 0}, ("num_cpus_per_learner", "max_num_learner_restarts")),
 )
@@ -540,6 +540,11 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
             reason = " and ".join(off) or "there are no connectors of your own"
             for key in changed_settings(getattr(experiment, name), dependents):
                 yield Finding((name, key), f"has no effect: {reason}")
+    evaluation = experiment.evaluation
+    for key in () if evaluation.num_env_runners else (*_OF_ACTORS, "sample_timeout_s"):
+        if key in evaluation.env_runners:
+            message = "has no effect: evaluation.num_env_runners is 0"
+            yield Finding(("evaluation", "env_runners", key), message)
     algorithm = algorithm_class(experiment.algorithm)
     if experiment.env_runners.num_env_runners and not getattr(algorithm, "asynchronous", False):
         for key in changed_settings(

@@ -59,13 +59,20 @@ def evaluation_env(experiment: ExperimentConfig) -> EnvSpec:
     return EnvSpec(use=use, kwargs={**common, **own})
 
 
-UNREAD_IN_EVALUATION = (
+_OF_BATCHES = (
     *("rollout_fragment_length", "batch_mode", "sample_collector", "compress_observations"),
     *("use_worker_filter_stats", "update_worker_filter_stats", "sampler_perf_stats_ema_coef"),
 )
-"""Settings of `env_runners` without an effect in evaluation."""
-
-WHY_UNREAD = "evaluation runs whole episodes and collects no batches"
+UNREAD_IN_EVALUATION = {
+    **dict.fromkeys(_OF_BATCHES, "evaluation runs whole episodes and collects no batches"),
+    "soft_horizon": "in evaluation a horizon always ends the episode",
+    "max_requests_in_flight_per_env_runner": "in evaluation it is always 1",
+    **dict.fromkeys(
+        ("observation_check_interval", "observations_out_of_bounds"),
+        "evaluation does not compare observations with their bounds",
+    ),
+}
+"""Settings of `env_runners` without an effect in evaluation, each with the reason."""
 
 
 def evaluation_runners(experiment: ExperimentConfig) -> EnvRunnersConfig:

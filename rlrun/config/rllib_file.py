@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlrun.config import retired
-from rlrun.config.policies import UNREAD_IN_EVALUATION, WHY_UNREAD
+from rlrun.config.policies import UNREAD_IN_EVALUATION
 from rlrun.config.problems import ConfigError, Path, Problem, join
 from rlrun.config.registry import algorithm_class, no_such, suggestion
 from rlrun.config.rllib_rules import (
@@ -212,7 +212,7 @@ class _Translator(RLlibSettings):
         elif name == "env":
             self._env(node)
         elif (address := _address(name, known)) in _UNREAD:
-            self.ignore(node, written, WHY_UNREAD)
+            self.ignore(node, written, _UNREAD[address])
         elif address is not None:
             self._keep(address, node, written)
         elif (reason := retired.without_effect(own)) is not None:
@@ -356,7 +356,7 @@ class _Translator(RLlibSettings):
         return self.finish(self.experiment.origin, run.origin, self.algorithm)
 
 
-_UNREAD = [f"evaluation.env_runners.{name}" for name in UNREAD_IN_EVALUATION]
+_UNREAD = {f"evaluation.env_runners.{name}": why for name, why in UNREAD_IN_EVALUATION.items()}
 
 
 def _address(name: str, known: dict[str, Any]) -> str | None:

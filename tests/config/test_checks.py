@@ -66,6 +66,9 @@ def test_result_keys_that_there_are_or_may_be(known, text):
         ("evaluation: {env_runners: {num_gpus_per_env_runner: 1}}", "3:28: evaluation.env_runners.num_gpus_per_env_runner: no remote env runner evaluates; set evaluation.num_env_runners"),
         ("evaluation: {env_runners: {batch_mode: complete_episodes}}", "3:28: evaluation.env_runners.batch_mode: evaluation runs whole episodes and collects no batches; remove this key"),
         ("evaluation: {env_runners: {sample_async: true}}", "3:28: evaluation.env_runners.sample_async: set evaluation.parallel_to_training instead"),
+        ("evaluation: {env_runners: {soft_horizon: true}}", "3:28: evaluation.env_runners.soft_horizon: in evaluation a horizon always ends the episode; remove this key"),
+        ("evaluation: {env_runners: {observation_check_interval: 1}}", "3:28: evaluation.env_runners.observation_check_interval: evaluation does not compare observations with their bounds; remove this key"),
+        ("evaluation: {env_runners: {max_requests_in_flight_per_env_runner: 2}}", "3:28: evaluation.env_runners.max_requests_in_flight_per_env_runner: in evaluation it is always 1; remove this key"),
         ("evaluation: {env_runners: {remote_env_batch_wait_ms: 0}}", "3:28: evaluation.env_runners.remote_env_batch_wait_ms: evaluation waits for all"),
         ("env_runners: {soft_horizon: true}", "3:15: env_runners.soft_horizon: there is no horizon; set env_runners.horizon"),
         ("env_runners: {observation_filter: MeanStdFilter, add_default_connectors_to_env_to_module_pipeline: false}", "3:15: env_runners.observation_filter: the filter is a default connector, and these are switched off; env_runners.add_default_connectors_to_env_to_module_pipeline: true"),
@@ -139,6 +142,8 @@ def test_successors_of_retired_result_keys_exist():
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.num_cpus_per_env_runner: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}", ["exp.yaml:4:19: fault_tolerance.max_num_env_runner_restarts: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}\nevaluation: {num_env_runners: 1, interval: 2}", []),
+        ("stop: {env_steps: 1e6}\nevaluation: {interval: 2, env_runners: {num_cpus_per_env_runner: 2, horizon: 9}}", ["exp.yaml:4:41: evaluation.env_runners.num_cpus_per_env_runner: has no effect: evaluation.num_env_runners is 0"]),
+        ("stop: {env_steps: 1e6}\nevaluation: {interval: 2, num_env_runners: 1, env_runners: {num_cpus_per_env_runner: 2}}", []),
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2, custom_resources_per_env_runner: {a: 1}}\nevaluation: {num_env_runners: 1, interval: 2}", []),
     ],
 )  # fmt: skip
