@@ -137,7 +137,9 @@ class MultiAgentVectorEnv:
             self._idle = True
             return
         self.set_start(sub, sub.episode, tuple(self.policies))
-        sub.step, sub.transitions, sub.total, sub.silent = 0, 0, 0.0, 0
+        sub.step, sub.transitions, sub.total = 0, 0, 0.0
+        if not sub.goes_on:  # no soft horizon makes agents act that have left
+            sub.silent = 0
         if observations is None and self.envs.parallel:
             self.envs.begin(sub.index, "reset", sub.episode.reset_seed)
             self._resetting.append(sub)

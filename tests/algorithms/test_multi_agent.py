@@ -394,8 +394,12 @@ class Endless(MultiAgentEnv):
         return {}, {}, dict.fromkeys(actions, True), {}, {}
 
 
-def test_an_episode_in_which_nobody_acts_any_more_is_an_error_that_says_what_ends_it(built):
+@pytest.mark.parametrize("horizon", [{}, {"horizon": 9, "soft_horizon": True}])
+def test_an_episode_in_which_nobody_acts_any_more_is_an_error_that_says_what_ends_it(
+    built, horizon
+):
     config = PPOConfig().environment(f"{__name__}:Endless").multi_agent(policies=["a"])
+    config.env_runners(**horizon)
     algorithm = built(config.training(train_batch_size=1100, minibatch_size=1100))
     with pytest.raises(EnvError, match="acted for 1001 steps; set '__all__' to end the episode"):
         algorithm.train()
