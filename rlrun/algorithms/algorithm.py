@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any, ClassVar, Generic, Self, cast
 
 import numpy as np
@@ -123,7 +124,8 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         self._parts = Parts()
         sources = read_sources(self.config)  # before anything is started
         self._callbacks = make_callbacks(config.callbacks)
-        self._stopped = self._in_callback = False
+        self._stopped = False
+        self._calls_back_in: int | None = None  # the thread
         with seeded_generators(generators_seed(self.seed, Role.TRAIN, 0)), ExitStack() as built:
             self._build(with_ray(self.config, address), built, sources)
             self._to_stop = built.pop_all()
@@ -449,11 +451,11 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
 
     def _call_back(self, name: str, *arguments: Any) -> None:
         if self._callbacks:
-            within, self._in_callback = self._in_callback, True
+            within, self._calls_back_in = self._calls_back_in, get_ident()
             try:
                 call_back(self._callbacks, name, self, *arguments)
             finally:
-                self._in_callback = within
+                self._calls_back_in = within
 
     def resize_env_runners(self, num_env_runners: int) -> None:
         """Sample with this many remote env runners from now on; a train batch stays as large.
@@ -578,7 +580,7 @@ class Algorithm(OldNames, ABC, Generic[T_co]):
         Raises:
             RuntimeError: a callback calls this.
         """
-        if self._in_callback:
+        if self._calls_back_in == get_ident():
             message = "a callback cannot stop the algorithm; to end a run, add a number to each "
             message += "result in on_train_result and name it in the section stop"
             raise RuntimeError(message)

@@ -1,6 +1,7 @@
 """Callbacks are called where they say, with what they say."""
 
 import re
+import threading
 from collections import Counter
 from itertools import product
 
@@ -387,6 +388,11 @@ class Meddling(Callbacks):
     def stop(self, algorithm, *arguments):
         algorithm.stop()
 
+    def stop_in_another_thread(self, algorithm, *arguments):
+        thread = threading.Thread(target=algorithm.stop)
+        thread.start()
+        thread.join()
+
     def clear(self, algorithm, result):
         result.clear()
 
@@ -414,6 +420,13 @@ def test_a_callback_that_stops_the_algorithm_is_told_how_to_end_a_run(built, cap
         meddling(built, "on_learn_on_batch", "stop").train()
     assert meddling(built, "on_train_result", "stop").train()["callbacks_set_aside"] == 1
     assert "name it in the section stop" in caplog.text
+
+
+def test_another_thread_may_stop_the_algorithm_during_a_callback(built):
+    algorithm = meddling(built, "on_train_result", "stop_in_another_thread")
+    algorithm.train()
+    with pytest.raises(RuntimeError, match="PPO was stopped"):
+        algorithm.train()
 
 
 def test_an_algorithm_that_was_stopped_says_so(built):
