@@ -347,6 +347,13 @@ def test_a_sweep_with_another_metric_ranks_by_it(killed_sweep, monkeypatch):
     assert [(trial.score, trial.training_iteration) for trial in outcome.trials] == [(2, 2), (4, 2)]
 
 
+def test_a_resumed_sweep_without_a_best_trial_keeps_no_earlier_one(killed_sweep, monkeypatch):
+    (killed_sweep / "best.yaml").write_text("# of an earlier session\n")
+    monkeypatch.setattr("rlrun.experiment.sweep.sweep._Sweep._run_trials", Mock())
+    assert resume_sweep(killed_sweep, console="quiet").best is None
+    assert not (killed_sweep / "best.yaml").exists()
+
+
 def test_a_sweep_is_resumed_again_whatever_form_its_settings_have(tmp_path, monkeypatch):
     wrapper = "TimeAwareObservation"
     grid = f"grid: [[], [{{use: {wrapper}}}]]"

@@ -177,12 +177,14 @@ class SweepOutcome:
 
 
 def write_best(folder: SweepFolder, table: TrialTable) -> Trial | None:
-    """Write the best experiment as best.yaml; None without scores, or if only seeds differ."""
+    """Write the best experiment as best.yaml; None without scores, or if only seeds differ.
+
+    There is no best.yaml then, not even one of an earlier session.
+    """
     best = table.best()
-    if best is None or best.score is None or not best.settings:
-        return None
-    source = folder.path / best.folder / "config.yaml"
-    if not source.is_file():
+    source = folder.path / (best.folder if best else "") / "config.yaml"
+    if best is None or best.score is None or not best.settings or not source.is_file():
+        folder.best.unlink(missing_ok=True)
         return None
     point = table.score_of_point(best.point)
     seeds = len(table.of_point(best.point))
