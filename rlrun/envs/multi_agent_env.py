@@ -209,7 +209,8 @@ def _missing(env: Any) -> str | None:
         if not hasattr(env, name):
             return f"{kind} is not a MultiAgentEnv: it has no {name}"
     for name in ("observation_spaces", "action_spaces"):
-        lacking = [agent for agent in env.possible_agents if agent not in getattr(env, name)]
+        known = dict(getattr(env, name).items())  # `in` of a Dict space asks for values
+        lacking = [agent for agent in env.possible_agents if agent not in known]
         if lacking:
             return f"{name} has no space for agent {lacking[0]!r}"
     return None if env.possible_agents else f"possible_agents of {kind} is empty"

@@ -177,6 +177,19 @@ def test_the_check_of_copies_of_an_env_sees_their_rewards() -> None:
         check_multi_agent_env(Copies(lambda: Pays("1", step=1), 2), "Mine-v0")
 
 
+class InSpacesOfGymnasium(Agents):
+    """Its spaces by agent are gymnasium's Dict, as in RLlib's examples."""
+
+    observation_spaces = spaces.Dict(Agents.observation_spaces)
+    action_spaces = spaces.Dict(Agents.action_spaces)
+
+
+def test_the_spaces_of_several_agents_may_be_a_dict_space() -> None:
+    made = make_multi_agent_env(EnvSpec(use=f"{__name__}:InSpacesOfGymnasium"))
+    check_multi_agent_env(made, "InSpacesOfGymnasium")
+    assert made.observation_spaces["a"] == spaces.Discrete(3)
+
+
 def test_copies_need_an_agent() -> None:
     with pytest.raises(EnvError, match="num_agents must be at least 1, not 0"):
         make_multi_agent_env(EnvSpec(use="MultiAgentCartPole", num_agents=0))
