@@ -124,6 +124,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self._latest: Batched = None  # until then, of the last step
         self._has_bad_values = bad_value_test(self.single_observation_space)
         self._vector_steps = 0
+        self._shapes: Any = None  # of a reset's observations, until a step has the same
         self._stateful: Any = env if offers_state(env) else _Arrays(env)
         self.offers_state = self._require_state()
 
@@ -133,6 +134,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self._vector_steps = 0
         observations = self._reset(list(map(int, seeds)), None)
         self._check_rows(observations)
+        self._shapes = _shapes(observations)
         return observations
 
     def step(self, actions: Batched) -> StepResult:
@@ -141,12 +143,15 @@ class NativeVectorEnv(EpisodeVectorEnv):
             rewards = np.asarray(rewards).astype(np.float64, casting="same_kind", copy=False)
         except RAISED as error:
             raise self._error(error, "step") from None
+        terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
+        self._require_shapes(
+            observations, rewards=rewards, terminateds=terminateds, truncateds=truncateds
+        )
         self._vector_steps += 1
         if self._to_check:
             self._latest = observations
         if self._has_bad_values(observations):
             self._check_rows(observations)
-        terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
         done = terminateds | truncateds
         if self._mode is AutoresetMode.SAME_STEP:
             self._reset_observations = observations
@@ -257,12 +262,34 @@ class NativeVectorEnv(EpisodeVectorEnv):
         space, step = self.single_observation_space, self._vector_steps - 1
         check_rows(space, observations, self.num_envs, self._env_id, step=step)
 
+    def _require_shapes(self, observations: Batched, **arrays: Any) -> None:
+        """Raise an EnvError for arrays that numpy would broadcast without a word."""
+        found: dict[str, Any] = {name: array.shape for name, array in arrays.items()}
+        expected: dict[str, Any] = dict.fromkeys(arrays, (self.num_envs,))
+        if self._shapes is not None:
+            found["observations"], expected["observations"] = _shapes(observations), self._shapes
+            self._shapes = None
+        for name, shape in found.items():
+            if shape != expected[name]:
+                reason = f"step() returned {name} of shape {shape}, not {expected[name]}"
+                place: Any = {"env_index": _WHOLE_VECTOR, "env_step": self._vector_steps}
+                raise EnvError(self._env_id, "step", reason, **place)
+
     def _error(self, error: BaseException, phase: EnvPhase) -> EnvError:
         if isinstance(error, EnvError):
             return error
         step = self._vector_steps if phase == "step" else -1
         place = {"env_index": _WHOLE_VECTOR, "env_step": step}
         return EnvError.from_exception(error, self._env_id, phase, **place)
+
+
+def _shapes(observations: Batched) -> Any:
+    """The shape of each leaf."""
+    if isinstance(observations, dict):
+        return {key: _shapes(part) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(map(_shapes, observations))
+    return np.shape(observations)
 
 
 def _honours_reset_mask(env: VectorEnv[Any, Any, Any]) -> bool:

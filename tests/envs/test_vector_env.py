@@ -562,3 +562,31 @@ def test_a_vector_whose_sub_environments_are_to_be_built_again_is_refused_with_t
     config = config.fault_tolerance(restart_failed_sub_environments=True)
     with pytest.raises(ConfigError, match="restart_failed_sub_environments: sub-environments of a"):
         config.build()
+
+
+class Misshapen(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """One of the arrays of a step has another shape."""
+
+    def __init__(self, num_envs: int, name: str) -> None:
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+        self.num_envs, self.name = num_envs, name
+        self.single_observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        per_env = np.zeros(self.num_envs)
+        answer = {"observations": np.zeros((self.num_envs, 2), np.float32)}
+        answer |= dict.fromkeys(("rewards", "terminateds", "truncateds"), per_env)
+        answer[self.name] = answer[self.name][..., :1]
+        return *answer.values(), {}
+
+
+@pytest.mark.parametrize("name", ["observations", "rewards", "terminateds", "truncateds"])
+def test_arrays_of_a_vector_that_numpy_would_broadcast_are_refused(name: str) -> None:
+    envs = make(f"{__name__}:Misshapen", name=name)
+    envs.reset(range(NUM_ENVS))
+    with pytest.raises(EnvError, match=rf"step\(\) returned {name} of shape"):
+        envs.step(np.zeros(NUM_ENVS, np.int64))
