@@ -46,7 +46,8 @@ Ended = dict[int, tuple[bool, float]]
 
 _MOST_SILENT_STEPS = 1000  # env steps in a row in which no agent acts
 _FIVE_DICTS = (dict,) * 5
-_BACK = "it has an observation after it has left"
+_LEFT = "after it has left; only the flag __all__ ends an episode"
+_BACK = f"it has an observation {_LEFT}"
 
 
 def raise_time_limits(env: Any, settings: EnvRunnersConfig) -> None:
@@ -322,7 +323,7 @@ class MultiAgentVectorEnv:
                     agent.total += exact
                     sub.total += exact
                 elif reward:
-                    raise self.fault(agent, f"it is rewarded with {reward} after it has left")
+                    raise self.fault(agent, f"it is rewarded with {reward} {_LEFT}")
 
     def _update(self, results: list[tuple[SubEnv, Dicts]]) -> Ended:
         """Update agents by observations and flags; returns the episodes that ended."""

@@ -256,6 +256,27 @@ def test_agents_that_come_to_the_replay_alone_join_after_it(monkeypatch):
     assert list(batch["t"][batch["agent_index"] == 1]) == [6, 7, 8, 9]
 
 
+class WithoutAll(MultiAgentEnv):
+    """Its agent leaves in the third step, and no flag ends the episode."""
+
+    possible_agents = ("a",)
+    observation_spaces = dict.fromkeys(possible_agents, gym.spaces.Box(0.0, 6.0, (1,)))
+    action_spaces = dict.fromkeys(possible_agents, gym.spaces.Discrete(2))
+
+    def reset(self, *, seed=None, options=None):
+        self._time = 0
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions):
+        self._time += 1
+        return {"a": np.zeros(1, np.float32)}, {"a": 1.0}, {"a": self._time == 3}, {}, {}
+
+
+def test_an_environment_that_lacks_the_flag_for_all_agents_is_told_of_it():
+    with pytest.raises(EnvError, match="after it has left; only the flag __all__ ends an episode"):
+        sample(make("test_multi_agent_env_runner:WithoutAll", {"p": MLP}), 0, 9)
+
+
 class Unreliable(MultiAgentEnv):
     """Raises in this step of an episode of six."""
 
