@@ -12,6 +12,7 @@ call of an environment does not return.
 """
 
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +71,11 @@ class StopCriteria:
         for key, bound in self.bounds.items():
             if key not in done:
                 got = number(self.latest[key]) if key in self.latest else "unknown"
-                texts.append(f"{key} {got} of {number(bound)}")
+                few = ""
+                if self.latest.get(key, -math.inf) >= bound:  # it does not count yet
+                    episodes = number(number_at(result, "episodes_in_mean") or 0)
+                    few = f", over {episodes} of {self.smoothing_episodes} episodes"
+                texts.append(f"{key} {got} of {number(bound)}{few}")
         return texts
 
     def used_budget(self, result: Mapping[str, Any]) -> float | None:

@@ -116,6 +116,13 @@ def test_missed_goals_are_listed_without_budgets():
     ]
 
 
+def test_a_goal_missed_for_want_of_episodes_says_how_many_there_were():
+    criteria = StopCriteria({"episode_return_mean": 10}, smoothing_episodes=100)
+    last = {"episode_return_mean": 24.5, "episodes_in_mean": 35}
+    assert not criteria.reached(last)
+    assert criteria.missed(last) == ["episode_return_mean 24.50 of 10, over 35 of 100 episodes"]
+
+
 def test_a_missed_goal_in_evaluations_has_the_value_of_the_last_one():
     criteria = StopCriteria({"evaluation/success_rate": 0.9}, smoothing_episodes=1)
     for rate in (0.25, 0.5, None):
