@@ -65,7 +65,7 @@ def load_transitions(
     ends = rows[col.TERMINATEDS], rows[col.TRUNCATEDS]
     clipped = connectors.rewards(rewards, *ends, np.zeros(len(rewards)), update=False)
     rows[col.REWARDS] = clipped.astype(np.float32)
-    rows[col.UNROLL_ID], rows[col.T] = rows[col.EPS_ID], np.arange(len(rewards))
+    rows[col.UNROLL_ID], rows[col.T] = rows[col.EPS_ID], saved.steps()
     return SampleBatch(rows)
 
 
@@ -147,6 +147,14 @@ class _SavedColumns:
             row = int(wrong.nonzero()[0][0])
             raise self.problem(name, f"row {row} has a number that is not finite in float32")
         return column
+
+    def steps(self) -> Array:
+        """The env step of each row in its episode, which files have for several agents."""
+        if f"{self._prefix}t" in self._columns:
+            return self.read("t", ()).astype(np.int64)
+        episodes, rows = self.read("episode", ()), np.arange(self._num_rows)
+        begins = np.append(True, episodes[1:] != episodes[:-1])
+        return rows - np.maximum.accumulate(np.where(begins, rows, 0))
 
     def problem(self, name: str, message: str) -> InputError:
         """The error of a column."""

@@ -113,6 +113,7 @@ def test_saved_transitions_are_what_was_sampled(built, tmp_path, kind):
     for name in (col.OBS, col.NEXT_OBS, col.ACTIONS, col.REWARDS, col.TERMINATEDS, col.TRUNCATEDS):
         assert loaded[name].dtype == batch[name].dtype, name
         assert loaded[name].shape == batch[name].shape, name
+    np.testing.assert_array_equal(loaded[col.T], batch[col.T])
     bounded = np.clip(batch[col.ACTIONS], -1, 1) if kind == "stretched" else batch[col.ACTIONS]
     again = connectors.actions(loaded[col.ACTIONS])
     for one, other in zip(flat(again), flat(taken), strict=True):
@@ -165,10 +166,12 @@ def test_a_rollout_fills_a_buffer_as_sampling_would(built, tmp_path, name):
 
 def test_agents_have_their_own_transitions(built, tmp_path, saved):
     columns = {f"{agent}/{name}": x for agent in ("a", "b") for name, x in saved.items()}
-    columns["b/reward"] = np.array([5.0, 6.0])
+    columns["b/reward"], columns["b/t"] = np.array([5.0, 6.0]), np.array([2, 4])
     path = file_of(tmp_path, **columns)
     algorithm = built(DQNConfig().environment("CartPole-v1"))
-    assert load_transitions(algorithm, path, agent="b")[col.REWARDS].tolist() == [5.0, 6.0]
+    of_b = load_transitions(algorithm, path, agent="b")
+    assert of_b[col.REWARDS].tolist() == [5.0, 6.0]
+    assert of_b[col.T].tolist() == [2, 4]
     with pytest.raises(InputError, match=r"reward: missing; it holds a/action, .*, b/truncated$"):
         load_transitions(algorithm, path)
 
