@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,7 @@ class NativeVectorEnv(EpisodeVectorEnv):
         self._latest: Batched = None  # until then, of the last step
         self._has_bad_values = bad_value_test(self.single_observation_space)
         self._vector_steps = 0
+        self._per_env = (self.num_envs,)
         self._shapes: Any = None  # of a reset's observations, until a step has the same
         self._stateful: Any = env if offers_state(env) else _Arrays(env)
         self.offers_state = self._require_state()
@@ -144,9 +145,10 @@ class NativeVectorEnv(EpisodeVectorEnv):
         except RAISED as error:
             raise self._error(error, "step") from None
         terminateds, truncateds = np.asarray(terminateds, bool), np.asarray(truncateds, bool)
-        self._require_shapes(
-            observations, rewards=rewards, terminateds=terminateds, truncateds=truncateds
-        )
+        shapes_agree = rewards.shape == terminateds.shape == truncateds.shape == self._per_env
+        if self._shapes is not None or not shapes_agree:
+            arrays = {"rewards": rewards, "terminateds": terminateds, "truncateds": truncateds}
+            self._require_shapes(observations, arrays)
         self._vector_steps += 1
         if self._to_check:
             self._latest = observations
@@ -262,10 +264,10 @@ class NativeVectorEnv(EpisodeVectorEnv):
         space, step = self.single_observation_space, self._vector_steps - 1
         check_rows(space, observations, self.num_envs, self._env_id, step=step)
 
-    def _require_shapes(self, observations: Batched, **arrays: Any) -> None:
+    def _require_shapes(self, observations: Batched, arrays: Mapping[str, Any]) -> None:
         """Raise an EnvError for arrays that numpy would broadcast without a word."""
         found: dict[str, Any] = {name: array.shape for name, array in arrays.items()}
-        expected: dict[str, Any] = dict.fromkeys(arrays, (self.num_envs,))
+        expected: dict[str, Any] = dict.fromkeys(arrays, self._per_env)
         if self._shapes is not None:
             found["observations"], expected["observations"] = _shapes(observations), self._shapes
             self._shapes = None
