@@ -254,6 +254,9 @@ class Preprocessor:
         return result
 
 
+_MOST_CATEGORIES = 2**24  # more weights than a machine holds; one observation is 64 MiB
+
+
 @dataclass(frozen=True, slots=True)
 class ObservationLeaf:
     """A leaf of the observation space and its columns in the result."""
@@ -290,6 +293,11 @@ def _leaves(parts: Iterable[tuple[Keys, gym.Space[Any]]]) -> Iterator[Observatio
             case _:
                 raise no_rows(part, path)
         width = int(counts.sum()) if len(counts) else prod(part.shape or ())
+        if len(counts) and width > _MOST_CATEGORIES:
+            message = f"its observations have {width:,} categories, each of which is an input of "
+            message += f"the network, and may have {_MOST_CATEGORIES:,}; let a wrapper in "
+            message += "env_runners.env_wrappers turn the number into coordinates or digits"
+            raise misfit("env", message)
         low, high = (np.full(width, bound, np.float32) for bound in (low, high))
         first_columns = (start + np.cumsum(counts) - counts - first_values).astype(np.int64)
         is_box = isinstance(part, gym.spaces.Box)

@@ -268,6 +268,17 @@ def test_spaces_that_no_array_holds_are_refused_by_name(built):
         built("PPO", f"{__name__}:speaks")
 
 
+def test_more_categories_than_a_network_can_have_inputs_are_refused(built):
+    with pytest.raises(ConfigError, match=r"env: its observations have 1,000,000,000,000 cat"):
+        built("PPO", f"{__name__}:numbered")
+
+
+def numbered():
+    env = gym.make("CartPole-v1")
+    space = gym.spaces.Discrete(10**12)
+    return gym.wrappers.TransformObservation(env, lambda _: 10**11, space)
+
+
 def speaks():
     env = gym.make("CartPole-v1")
     env.observation_space = gym.spaces.Dict(word=gym.spaces.Text(5))
