@@ -5,18 +5,15 @@ works. The rules of one algorithm are in its class's `validate`. Must not know: 
 and GPUs are counted when a run starts), environments, their agents and spaces.
 """
 
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
-
-from pydantic import ValidationError
 
 from rlrun.config import retired
 from rlrun.config.policies import (
     UNREAD_IN_EVALUATION,
     addressed_settings,
-    policy_settings,
+    policies_that_learn,
     with_one_policy,
 )
 from rlrun.config.problems import Finding, Path
@@ -31,6 +28,7 @@ from rlrun.config.registry import (
 from rlrun.config.schema import (
     MEMORY_SWITCHES,
     EnvRunnersConfig,
+    EvaluationConfig,
     ExperimentConfig,
     ExplorationConfig,
     ModelConfig,
@@ -278,6 +276,12 @@ def _check_learners(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = "there is no remote learner; set num_learners, or remove this key"
             yield Finding(("learners", "num_gpus_per_learner"), message)
         return
+    if learners.device.startswith("cuda"):
+        message = "a remote learner uses a GPU that Ray reserves for it; set num_gpus_per_learner"
+        yield Finding(("learners", "device"), f"{message} instead")
+    if learners.cuda_graphs and not learners.num_gpus_per_learner:
+        message = "no learner has a GPU; set num_gpus_per_learner, or remove this key"
+        yield Finding(("learners", "cuda_graphs"), message)
     if not getattr(algorithm_class(experiment.algorithm), "several_learners", False):
         message = f"{experiment.algorithm} learns in one process; set it to 0"
         yield Finding(("learners", "num_learners"), message)
@@ -329,16 +333,9 @@ def _check_multi_agent(experiment: ExperimentConfig) -> Iterator[Finding]:
     for policy_id in multi_agent.policies:
         yield from _check_policy(experiment, policy_id)
     yield from check_settings_of_policies(experiment)
-    yield from _check_some_policy_learns(experiment)
-
-
-def _check_some_policy_learns(experiment: ExperimentConfig) -> Iterator[Finding]:
-    if not experiment.report.min_train_timesteps_per_iteration:
-        return
-    with contextlib.suppress(ValidationError):  # which is reported elsewhere
-        if not any(policy.train for policy in policy_settings(experiment, "").values()):
-            message = "no policy learns, so that no iteration would end; remove this key"
-            yield Finding(("report", "min_train_timesteps_per_iteration"), message)
+    if experiment.report.min_train_timesteps_per_iteration and not policies_that_learn(multi_agent):
+        message = "no policy learns, so that no iteration would end; remove this key"
+        yield Finding(("report", "min_train_timesteps_per_iteration"), message)
 
 
 def _check_custom_policy(experiment: ExperimentConfig) -> Iterator[Finding]:
@@ -448,6 +445,7 @@ def warnings(experiment: ExperimentConfig) -> Iterator[Finding]:
             message = f"every {every} iterations is never: the run ends after {iterations}"
             yield Finding((section, name), f"{message}; {name}: {iterations} works")
     yield from _without_effect(experiment)
+    yield from _without_effect_in_evaluation(experiment.evaluation)
     yield from _beside_an_encoder(experiment)
     for policy_id, own in experiment.multi_agent.policies.items():
         of_policy = with_one_policy(experiment, own)
@@ -540,11 +538,6 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
             reason = " and ".join(off) or "there are no connectors of your own"
             for key in changed_settings(getattr(experiment, name), dependents):
                 yield Finding((name, key), f"has no effect: {reason}")
-    evaluation = experiment.evaluation
-    for key in () if evaluation.num_env_runners else (*_OF_ACTORS, "sample_timeout_s"):
-        if key in evaluation.env_runners:
-            message = "has no effect: evaluation.num_env_runners is 0"
-            yield Finding(("evaluation", "env_runners", key), message)
     algorithm = algorithm_class(experiment.algorithm)
     if experiment.env_runners.num_env_runners and not getattr(algorithm, "asynchronous", False):
         for key in changed_settings(
@@ -558,6 +551,15 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
         for key in changed_settings(experiment.model, ("share_layers", "free_log_std")):
             message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
+
+
+def _without_effect_in_evaluation(evaluation: EvaluationConfig) -> Iterator[Finding]:
+    for key in changed_settings(evaluation, ("episodes",)) if evaluation.env_steps else ():
+        yield Finding(("evaluation", key), "has no effect: evaluation.env_steps is set")
+    for key in () if evaluation.num_env_runners else (*_OF_ACTORS, "sample_timeout_s"):
+        if key in evaluation.env_runners:
+            message = "has no effect: evaluation.num_env_runners is 0"
+            yield Finding(("evaluation", "env_runners", key), message)
 
 
 def _is_off(experiment: ExperimentConfig, address: str, off: Any) -> bool:

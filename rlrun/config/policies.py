@@ -101,14 +101,18 @@ def policy_settings(experiment: ExperimentConfig, only: str) -> dict[str, Policy
         own = experiment.policy
         policy = PolicyConfig() if own is None else PolicyConfig(use=own.use, kwargs=own.kwargs)
         return {only: settings_of(policy, experiment, train=True)}
-    chosen = multi_agent.policies_to_train
-    named = None if isinstance(chosen, str) else chosen  # code is asked about each train batch
+    learn = policies_that_learn(multi_agent)
     return {
-        policy_id: settings_of(
-            policy, experiment, train=policy.train and (named is None or policy_id in named)
-        )
+        policy_id: settings_of(policy, experiment, train=policy_id in learn)
         for policy_id, policy in multi_agent.policies.items()
     }
+
+
+def policies_that_learn(multi_agent: MultiAgentConfig) -> list[str]:
+    """Ids of the policies that learn; code, if there is some, is asked about each train batch."""
+    chosen, policies = multi_agent.policies_to_train, multi_agent.policies
+    named = policies if chosen is None or isinstance(chosen, str) else chosen
+    return [name for name, policy in policies.items() if policy.train and name in named]
 
 
 def num_networks(experiment: ExperimentConfig) -> int:

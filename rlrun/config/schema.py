@@ -271,11 +271,11 @@ class LearnersConfig(Section):
     num_cpus_per_learner: NonNegative = 1.0
     """CPUs that Ray reserves for each learner."""
     num_gpus_per_learner: NonNegative = 0.0
-    """GPUs that Ray reserves for each learner, at most 1; a fraction lets several share one."""
+    """GPUs that Ray reserves for each learner: 0 (it learns on the CPU), 1, or a part of one."""
     max_num_learner_restarts: Whole = 100
     """Most restarts of any one learner; the run ends when its process dies once more."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d+)$")
-    """Where to learn: "auto" (a GPU if there is one), "cpu", "cuda" or a certain GPU, "cuda:1"."""
+    """Where to learn in this process: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1"."""
     compile: bool = False
     """Compile the update with torch.compile: slower to start, faster to update."""
     cuda_graphs: bool = False

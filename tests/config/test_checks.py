@@ -88,6 +88,20 @@ def test_settings_that_contradict_something(known, text, line):
     assert found.startswith(f"exp.yaml:{line}")
 
 
+@pytest.mark.parametrize(
+    ("learners", "key", "message"),
+    [
+        ("device: cuda", "device", "a remote learner uses a GPU that Ray reserves for it"),
+        ("device: 'cuda:1', num_gpus_per_learner: 1", "device", "a remote learner uses a GPU"),
+        ("cuda_graphs: true", "cuda_graphs", "no learner has a GPU; set num_gpus_per_learner"),
+    ],
+)
+def test_remote_learners_have_the_gpus_that_are_reserved_for_them(write, learners, key, message):
+    text = f"algorithm: PPO\nenv: CartPole-v1\nlearners: {{num_learners: 2, {learners}}}\n"
+    (found,) = errors(write(text, minimal=False))
+    assert f" learners.{key}: {message}" in found
+
+
 def test_what_only_networks_obey_is_refused_beside_a_policy_from_scratch(write):
     wrong = "model: {hidden: [8]}\ntraining: {lr: 0.1, train_batch_size: 64}"
     text = f"algorithm: PPO\nenv: CartPole-v1\npolicy: {POLICY}\n{wrong}"
@@ -142,6 +156,7 @@ def test_successors_of_retired_result_keys_exist():
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2}", ["exp.yaml:4:15: env_runners.num_cpus_per_env_runner: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}", ["exp.yaml:4:19: fault_tolerance.max_num_env_runner_restarts: has no effect: env_runners.num_env_runners is 0 and evaluation.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nfault_tolerance: {max_num_env_runner_restarts: 2}\nevaluation: {num_env_runners: 1, interval: 2}", []),
+        ("stop: {env_steps: 1e6}\nevaluation: {interval: 2, env_steps: 100, episodes: 5}", ["exp.yaml:4:43: evaluation.episodes: has no effect: evaluation.env_steps is set"]),
         ("stop: {env_steps: 1e6}\nevaluation: {interval: 2, env_runners: {num_cpus_per_env_runner: 2, horizon: 9}}", ["exp.yaml:4:41: evaluation.env_runners.num_cpus_per_env_runner: has no effect: evaluation.num_env_runners is 0"]),
         ("stop: {env_steps: 1e6}\nevaluation: {interval: 2, num_env_runners: 1, env_runners: {num_cpus_per_env_runner: 2}}", []),
         ("stop: {env_steps: 1e6}\nenv_runners: {num_cpus_per_env_runner: 2, custom_resources_per_env_runner: {a: 1}}\nevaluation: {num_env_runners: 1, interval: 2}", []),
