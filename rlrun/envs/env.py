@@ -345,7 +345,7 @@ def check_observation(
 
 
 def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, float]:
-    """The numbers under these keys (`report.info_keys`) in an info.
+    """The numbers under these keys (`report.info_keys` and is_success) in an info.
 
     Raises:
         ValueError: one of them is not a number.
@@ -356,8 +356,8 @@ def info_numbers(info: Mapping[str, Any], keys: Iterable[str]) -> dict[str, floa
             try:
                 numbers[key] = float(info[key])
             except (TypeError, ValueError):
-                reason = f"report.info_keys: info[{key!r}] is not a number: {info[key]!r}"
-                raise ValueError(reason) from None
+                reason = f"info[{key!r}] is not a number: {info[key]!r}"
+                raise ValueError(f"{reason}; report.info_keys and is_success must be") from None
     return numbers
 
 
