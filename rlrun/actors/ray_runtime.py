@@ -96,22 +96,15 @@ def preflight(
     cpus = _share(available, settings, learners, evaluation)
     settings = reserving(settings, cpus)
     evaluation = None if evaluation is None else reserving(evaluation, cpus)
-    number = settings.num_env_runners
     problems = list(_shortages("env_runner", settings, available, [], where))
-    for name, each in settings.custom_resources_per_env_runner.items():
-        there = available.custom.get(name, 0.0)
-        if number * each > there:
-            problems.append(
-                f"{number} env runners need {number * each:g} of the custom resource {name!r}, "
-                f"but {where} has {there:g}: set env_runners.custom_resources_per_env_runner "
-                "to what the cluster offers"
-            )
+    problems += _custom_shortages(settings, available, None, where)
     before: list[tuple[str, Any]] = [("env_runner", settings)]
     if learners is not None and not problems:
         problems += _shortages("learner", learners, available, before, where, policies=num_networks)
     before.append(("learner", learners))
     if evaluation is not None and not problems:
         problems += _shortages("env_runner", evaluation, available, before, where, "evaluation.")
+        problems += _custom_shortages(evaluation, available, settings, where, "evaluation.")
     if problems:
         raise ResourceError("\n".join(problems))
     return cpus
@@ -178,6 +171,34 @@ def _shortages(
             f"{number} {named} with {each:g} {kind} each need "
             f"{number * each:g} {kind}, but {where} has {there:g}{beside}: set "
             + " or ".join(choices)
+        )
+
+
+def _custom_shortages(
+    settings: EnvRunnersConfig,
+    available: Resources,
+    before: EnvRunnersConfig | None,
+    where: str,
+    section: str = "",
+) -> Iterator[str]:
+    """Messages about custom resources that env runners need and that are not available.
+
+    Args:
+        before: other env runners, which get their resources first.
+        section: see `_shortages`.
+    """
+    number = settings.num_env_runners
+    for name, each in settings.custom_resources_per_env_runner.items():
+        there, used = available.custom.get(name, 0.0), 0.0
+        if before is not None:
+            used = before.num_env_runners * before.custom_resources_per_env_runner.get(name, 0.0)
+        if number * each <= there - used:
+            continue
+        beside = f", of which the other env runners take {used:g}" if used else ""
+        yield (
+            f"{number} {section.replace('.', ' ')}env runners need {number * each:g} of the custom "
+            f"resource {name!r}, but {where} has {there:g}{beside}: set "
+            f"{section}env_runners.custom_resources_per_env_runner to what the cluster offers"
         )
 
 

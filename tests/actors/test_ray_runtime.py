@@ -54,6 +54,19 @@ def test_what_does_not_fit_is_refused_with_both_numbers_and_a_setting_that_fits(
     preflight(settings(num_env_runners=8, num_cpus_per_env_runner=0.37), Resources(cpus=3))
 
 
+def test_custom_resources_of_evaluation_are_counted_besides() -> None:
+    licensed = settings(num_env_runners=2, custom_resources_per_env_runner={"licence": 1})
+    there = Resources(cpus=9, custom={"licence": 3.0})
+    preflight(licensed, there, evaluation=settings(num_env_runners=2))
+    with pytest.raises(ResourceError) as caught:
+        preflight(licensed, there, evaluation=licensed)
+    assert str(caught.value) == (
+        "2 evaluation env runners need 2 of the custom resource 'licence', but this machine has 3, "
+        "of which the other env runners take 2: set "
+        "evaluation.env_runners.custom_resources_per_env_runner to what the cluster offers"
+    )
+
+
 @pytest.mark.parametrize(
     ("cpus", "evaluates", "learners", "share"),
     [(8, 0, 0, 1.0), (3, 0, 0, 0.37), (3, 2, 0, 0.3), (3, 0, 2, 0.12), (0.05, 0, 0, None)],
