@@ -93,11 +93,6 @@ class Checkpoint:
         """Training iteration after which the checkpoint was taken."""
         return int(self.row["training_iteration"])
 
-    def release(self) -> None:
-        """Forget the state and the weights, with the memory that a replay buffer takes."""
-        self.state.clear()
-        self.weights.clear()
-
 
 class Checkpointed(Protocol):
     """The part of an algorithm that checkpoints use."""

@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,12 +172,13 @@ def _resumed(
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         try:
             loaded = load(folder.config, overrides, trust=trust)
-            checkpoint = newest_checkpoint(folder.checkpoints)
-            session = RunSession(loaded.experiment, folder, checkpoint, address, console)
-            if checkpoint is not None:  # a row of the file has the keys of all rows
+            session = RunSession(
+                loaded.experiment, folder, newest_checkpoint(folder.checkpoints), address, console
+            )
+            if session.resumed is not None:  # a row of the file has the keys of all rows
                 first = next(read_rows(folder.metrics, warn=False), {})
-                session.check_keys(with_keys_of(first, checkpoint.row))
-            require_work(folder, loaded.experiment, checkpoint, session.stop_reason())
+                session.check_keys(with_keys_of(first, session.resumed.row))
+            require_work(folder, loaded.experiment, session.resumed, session.stop_reason())
         except (ConfigError, InputError):
             folder.withdraw_session()
             raise
@@ -316,7 +318,8 @@ class RunSession:
         stack.callback(algorithm.stop)
         if self.resumed is not None:
             restore_checkpoint(algorithm, self.resumed)
-            self.resumed.release()
+            # What has been restored may be a replay buffer: it is not kept a second time.
+            self.resumed = replace(self.resumed, state={}, weights={})
         self.write_config()
         if own := self.resumed is not None and self.resumed.path.parent == self.folder.checkpoints:
             self.checkpoints.files.set_aside_after(self.resumed.iteration)

@@ -203,6 +203,10 @@ def test_an_iteration_goes_on_until_it_has_done_enough(learning, monkeypatch, mi
         assert algorithm.train()["env_steps_this_iter"] == steps * BATCH
 
 
+def never(policy_id, batch):
+    return False
+
+
 @pytest.mark.parametrize(
     ("minimum", "learns", "steps"),
     [
@@ -217,7 +221,7 @@ def test_an_interrupted_iteration_waits_for_nothing_that_may_never_come(
 ):
     config = PPOConfig().environment("MultiAgentCartPole").reporting(**minimum).debugging(seed=3)
     config.multi_agent(policies=["p"], agents={"*": "p"})
-    config.multi_agent(policies_to_train=["p"] if learns else [])
+    config.multi_agent(policies_to_train=["p"] if learns else f"{__name__}:never")
     algorithm = built(config.training(train_batch_size=BATCH, num_epochs=1, minibatch_size=BATCH))
     made, training_step = [], algorithm.training_step
 

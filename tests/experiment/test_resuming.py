@@ -1,6 +1,7 @@
 """Resuming a run, in its folder or from a checkpoint in a new one, and what is refused."""
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,16 +257,19 @@ def test_resuming_accepts_a_folder_of_runs_and_refuses_other_folders():
 
 
 def test_a_resumed_run_does_not_keep_the_state_that_it_has_restored(monkeypatch):
-    restored = []
+    alive = []
 
     def restore(algorithm, checkpoint):
         restore_checkpoint(algorithm, checkpoint)
-        restored.append((checkpoint, checkpoint.state.copy(), checkpoint.weights.copy()))
+        reference, train_once = weakref.ref(checkpoint), algorithm.train
+
+        def look_and_train():
+            alive.append(reference())
+            return train_once()
+
+        monkeypatch.setattr(algorithm, "train", look_and_train)
 
     train("stop.training_iteration=2")
     monkeypatch.setattr("rlrun.experiment.run.restore_checkpoint", restore)
-    resume("stop.training_iteration=3")
-    ((checkpoint, state, weights),) = restored
-    assert state
-    assert weights
-    assert (checkpoint.state, checkpoint.weights) == ({}, {})
+    resume("stop.training_iteration=4")
+    assert alive == [None, None]
