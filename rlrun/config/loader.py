@@ -25,6 +25,7 @@ from rlrun.config.sweep import check_sweep
 from rlrun.config.translation import Translation
 from rlrun.config.trust import is_run_file, require_trust
 from rlrun.config.validate import salvage, validate
+from rlrun.config.warnings import find_warnings
 from rlrun.config.yaml_tree import Node, from_plain
 from rlrun.config.zoo_file import is_zoo, translate_zoo
 
@@ -228,7 +229,7 @@ def resolve(tree: Node, problems: Iterable[Problem] = ()) -> Loaded:
     problems += _located(tree, findings)
     if problems or experiment is None:
         raise ConfigError(_in_order(problems))
-    return Loaded(experiment, tree, tuple(_located(tree, checks.warnings(experiment))))
+    return Loaded(experiment, tree, tuple(_located(tree, find_warnings(experiment))))
 
 
 def _check_sections(experiment: ExperimentConfig) -> Iterator[Finding]:
