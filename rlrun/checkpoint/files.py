@@ -60,18 +60,20 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
     """
     temporary = directory.parent / f".writing-{directory.name}-{os.getpid()}"
     replaced = directory.parent / f".replaced-{directory.name}-{os.getpid()}"
+    for leftover in (temporary, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         yield temporary
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
         if directory.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
             os.rename(directory, replaced)
         os.rename(temporary, directory)
         _sync(directory.parent)
     except BaseException:
+        with suppress(OSError):  # there is a directory: the new one, or still the old one
+            os.rename(replaced, directory)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(replaced, ignore_errors=True)
