@@ -50,6 +50,8 @@ def compare(  # noqa: PLR0913 - one parameter for each option
 
     if json and csv:
         raise typer.BadParameter("--json and --csv exclude each other")
+    if plot is not None and html is not None and plot.absolute() == html.absolute():
+        raise typer.BadParameter("--plot and --html need different files")
     if plot is not None:
         show.check_picture(plot)
     numbers: dict[str, Any] = {

@@ -109,6 +109,8 @@ def show(
     from rlrun.experiment.report.tables import printable
     from rlrun.experiment.run_index import find_entry, header_of
 
+    if json and svg is not None:
+        raise typer.BadParameter("--json and --svg exclude each other")
     entry = find_entry(run)
     if svg is not None:
         from rlrun.experiment.report.panel import picture

@@ -99,6 +99,8 @@ def export(
     for path in paths.values():
         if path.is_dir() or not path.parent.is_dir():
             raise InputError(f"{path}: expected a file in a folder that exists")
+    if len({os.path.realpath(path) for path in paths.values()}) < len(paths):
+        raise InputError(f"{onnx}: --onnx and --torchscript need different files")
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     algorithm = restored_to_act(checkpoint, trust=trust)
     try:

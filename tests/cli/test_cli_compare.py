@@ -191,6 +191,7 @@ def test_a_page_and_a_picture(rlrun, two, make_run):
         (["a", "--plot", "c.gif"], "ends with .png or .svg"),
         (["a", "--threshold", "nan"], "threshold: expected a number"),
         (["a", "--json", "--csv"], "exclude each other"),
+        (["a", "--plot", "a.svg", "--html", "a.svg"], "--plot and --html need different files"),
         (["damaged"], "damaged/config.yaml"),
         (["damaged", "empty"], "damaged/config.yaml"),
         (["begun"], "no trial of this sweep has started"),

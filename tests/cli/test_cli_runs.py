@@ -522,6 +522,12 @@ def test_a_sweep_has_no_panel(refused, make_sweep):
     refused(["show", home, "--svg", "x.svg"], "a sweep; name one of its runs")
 
 
+def test_a_panel_and_json_exclude_each_other(refused, make_run):
+    make_run("runs/exp/a")
+    refused(["show", "runs/exp/a", "--json", "--svg", "x.svg"], "--json and --svg exclude")
+    assert not Path("x.svg").exists()
+
+
 def test_the_panel_of_a_run_is_a_picture(rlrun, make_run):
     make_run("runs/exp/a")
     assert rlrun("show", "runs/exp/a", "--svg", "new/panel.svg")[0] == 0

@@ -237,6 +237,12 @@ def test_what_an_exporter_failed_at_is_said(tmp_path, monkeypatch):
         export(path, torchscript=tmp_path / "policy.pt")
 
 
+def test_one_file_cannot_have_both_formats(tmp_path):
+    path = tmp_path / "policy"
+    with pytest.raises(InputError, match="--onnx and --torchscript need different files"):
+        export(tmp_path, onnx=path, torchscript=tmp_path / ".." / tmp_path.name / "policy")
+
+
 def test_a_missing_package_is_noticed_before_anything_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(room, "is_installed", lambda name: name != "onnxscript")
     with pytest.raises(InputError, match=r'onnxscript: pip install "rlrun\[export\]"'):
