@@ -137,6 +137,12 @@ def _rlrun(
     ] = False,
 ) -> None:
     """Reinforcement-learning experiments from one YAML file."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # of a shell whose folder another one has removed
+        from rlrun.config.problems import InputError
+
+        raise InputError("the working directory was removed; change to another") from None
 
 
 def main() -> None:

@@ -45,6 +45,15 @@ def test_a_path_may_have_an_equals_sign(rlrun, train):
     assert "gain: 2" in Path("again/config.yaml").read_text()
 
 
+@pytest.mark.parametrize("words", [["train", "ppo/cartpole"], ["ls"]])
+def test_a_removed_working_directory_is_said(refused, tmp_path, monkeypatch, words):
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    refused(words, "the working directory was removed; change to another")
+
+
 def test_without_a_file(train):
     algorithm = "counting_algorithm:CountingAlgorithm"
     words = ["--algorithm", algorithm, "--env", "CartPole-v1", "stop.training_iteration=1"]
