@@ -15,6 +15,7 @@ import numpy as np
 
 from rlrun.algorithms.algorithm import Algorithm
 from rlrun.config.problems import InputError
+from rlrun.config.registry import no_such
 from rlrun.connectors.actions import ActionPipeline
 from rlrun.connectors.observations import ObservationPipeline
 from rlrun.data import columns as col
@@ -46,9 +47,12 @@ def load_transitions(
         ``unroll_id`` and ``t``, each ``[N, ...]``.
 
     Raises:
-        InputError: the file cannot be read; a column is missing, does not fit the environment, or
-            holds NaN; or a connector is custom, or normalises by what is sampled.
+        InputError: there is no such policy; the file cannot be read; a column is missing, does not
+            fit the environment, or holds NaN; or a connector is custom, or normalises by what is
+            sampled.
     """
+    if policy_id not in algorithm.policies:
+        raise InputError(no_such("policy", policy_id, list(algorithm.policies)))
     connectors = algorithm.policies.connectors[policy_id]
     observations, actions = _stateless(connectors, Path(path))
     saved = _SavedColumns(Path(path), "" if agent is None else f"{agent}/")
@@ -57,9 +61,9 @@ def load_transitions(
         col.OBS: observations.preprocess(saved.nest("obs", space)),
         col.NEXT_OBS: observations.preprocess(saved.nest("next_obs", space)),
         col.ACTIONS: _actions(saved, actions, action_space),
-        col.TERMINATEDS: saved.read("terminated", ()).astype(bool),
-        col.TRUNCATEDS: saved.read("truncated", ()).astype(bool),
-        col.EPS_ID: saved.read("episode", ()).astype(np.int64),
+        col.TERMINATEDS: saved.exact("terminated", bool),
+        col.TRUNCATEDS: saved.exact("truncated", bool),
+        col.EPS_ID: saved.exact("episode", np.int64),
     }
     rewards = saved.read("reward", ())
     ends = rows[col.TERMINATEDS], rows[col.TRUNCATEDS]
@@ -148,11 +152,22 @@ class _SavedColumns:
             raise self.problem(name, f"row {row} has a number that is not finite in float32")
         return column
 
+    def exact(self, name: str, dtype: type) -> Array:
+        """A column ``[N]`` of flags or whole numbers, none of which its type may change."""
+        column = self.read(name, ())
+        values: Array = column.astype(dtype)
+        changed = values != column
+        if changed.any():
+            row = int(changed.nonzero()[0][0])
+            wanted = "0 or 1" if dtype is bool else "a whole number in int64"
+            raise self.problem(name, f"row {row} has {column[row]}, not {wanted}")
+        return values
+
     def steps(self) -> Array:
         """The env step of each row in its episode, which files have for several agents."""
         if f"{self._prefix}t" in self._columns:
-            return self.read("t", ()).astype(np.int64)
-        episodes, rows = self.read("episode", ()), np.arange(self._num_rows)
+            return self.exact("t", np.int64)
+        episodes, rows = self.exact("episode", np.int64), np.arange(self._num_rows)
         begins = np.append(True, episodes[1:] != episodes[:-1])
         return rows - np.maximum.accumulate(np.where(begins, rows, 0))
 

@@ -187,6 +187,10 @@ def test_agents_have_their_own_transitions(built, tmp_path, saved):
         ({"action": np.array([0, 2])}, "action: values from 0 to 2 do not fit Discrete(2)"),
         ({"action": np.array([0, 0.5])}, "action: values from 0 to 0.5 do not fit Discrete(2)"),
         ({"action": np.array(["left", "right"])}, "action: <U5 of shape (2,), not numbers"),
+        ({"terminated": np.array([0, 7])}, "terminated: row 1 has 7, not 0 or 1"),
+        ({"truncated": np.array([0.5, 1])}, "truncated: row 0 has 0.5, not 0 or 1"),
+        ({"episode": np.array([0, 0.7])}, "episode: row 1 has 0.7, not a whole number in int64"),
+        ({"t": np.array([0.5, 1])}, "t: row 0 has 0.5, not a whole number in int64"),
         ({"truncated": None}, "truncated: missing"),
         (
             {"obs": None},
@@ -202,6 +206,12 @@ def test_what_does_not_fit_is_named(built, tmp_path, saved, change, message):
     algorithm = built(DQNConfig().environment("CartPole-v1"))
     with pytest.raises(InputError, match=re.escape(f"{path}: {message}")):
         load_transitions(algorithm, path)
+
+
+def test_a_policy_that_is_not_there_is_named(built, tmp_path, saved):
+    algorithm = built(DQNConfig().environment("CartPole-v1"))
+    with pytest.raises(InputError, match="there is no policy 'red'; choose from default_policy"):
+        load_transitions(algorithm, file_of(tmp_path, **saved), policy_id="red")
 
 
 def test_infinite_observations_are_kept_and_actions_beyond_the_bounds_refused(
