@@ -39,13 +39,13 @@ def test_replayed_rows_move_to_the_device_of_the_learner(device):
     assert {tensor.device.type for tensor in rows.values()} == {device}
 
 
-@pytest.mark.parametrize("runners", [1, 3])
+@pytest.mark.parametrize("runners", [1, 2, 3])
 def test_epsilon_of_each_runner_is_a_power_of_the_common_one(built, runners):
     """As in Ape-X, from the first power to that by 1 + the exponent."""
     algorithm = built(replaying().exploration(epsilon=0.4, runner_exponent=7.0))
     settings = algorithm.config.env_runners.model_copy(update={"num_env_runners": runners})
     algorithm.config = algorithm.config.model_copy(update={"env_runners": settings})
-    expected = {1: 0.4, 3: [0.4, 0.4**4.5, 0.4**8]}[runners]
+    expected = {1: 0.4, 2: [0.4, 0.4**8], 3: [0.4, 0.4**4.5, 0.4**8]}[runners]
     found = algorithm.exploration("default_policy")
     epsilons = found["epsilon"] if runners == 1 else [each["epsilon"] for each in found]
     assert epsilons == pytest.approx(expected)
