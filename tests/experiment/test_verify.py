@@ -14,12 +14,13 @@ import pytest
 
 from rlrun.config.dump import dump_yaml
 from rlrun.config.problems import InputError
-from rlrun.config.registry import ALGORITHMS
+from rlrun.config.registry import ALGORITHMS, configs_folder
 from rlrun.experiment.verify.cases import CASES, KINDS, SOURCES, Case, Reference, read_cases
 from rlrun.experiment.verify.page import (
     POINTS_OF_A_CURVE,
     publish,
     result_table,
+    settings_digest,
     with_recorded,
     write_page,
     write_record,
@@ -350,6 +351,20 @@ def test_a_record_of_different_settings_is_ignored(check, tmp_path):
     ):
         (result,) = with_recorded(Verification((CaseResult(other, (), 1),), False), record).results
         assert result.verdict == verdict
+
+
+def test_what_checkpoints_hold_is_no_different_setting(tmp_path, monkeypatch):
+    (sac,) = (each for each in CASES if each.name == "sac-hopper")
+    text, stored = (configs_folder() / sac.config).read_text(), settings_digest(sac)
+    monkeypatch.setattr("rlrun.experiment.verify.page.configs_folder", lambda: tmp_path)
+    for old, new, is_same in (
+        (", store_in_checkpoints: true", "", True),
+        ("store_in_checkpoints: true", "store_in_checkpoints: false", True),
+        ("capacity: 1_000_000", "capacity: 999_999", False),
+    ):
+        assert old in text
+        (tmp_path / sac.config).write_text(text.replace(old, new))
+        assert (settings_digest(sac) == stored) == is_same
 
 
 def test_a_recorded_curve_is_thinned_and_keeps_its_last_point(tmp_path):

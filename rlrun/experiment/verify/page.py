@@ -67,9 +67,13 @@ def write_record(verification: Verification, path: Path) -> None:
 
 
 def settings_digest(case: Case) -> str:
-    """Digest of the settings in the file and the overrides of a case, except the seed."""
+    """Digest of the settings that decide what a case learns: of its file and its overrides.
+
+    The seed does not count, nor does `replay.store_in_checkpoints`.
+    """
     text = (configs_folder() / case.config).read_text(encoding="utf-8")
     settings = {**parse_yaml(text, case.config).plain(), "seed": None}
+    settings.get("replay", {}).pop("store_in_checkpoints", None)
     words = json.dumps([settings, case.all_overrides()], sort_keys=True)
     return sha256(words.encode()).hexdigest()[:16]
 

@@ -131,8 +131,10 @@ def _other_settings(run: SeedRun) -> str:
 
 
 def _settings(experiment: ExperimentConfig) -> dict[str, str]:
-    """Address -> value as JSON."""
-    return {key: json.dumps(value) for key, value in flat(to_plain(experiment), ".").items()}
+    """Address -> value as JSON, without what only decides what checkpoints hold."""
+    values = flat(to_plain(experiment), ".")
+    values.pop("replay.store_in_checkpoints", None)
+    return {key: json.dumps(value) for key, value in values.items()}
 
 
 Ended = tuple[SeedRun, str | None]
