@@ -153,13 +153,14 @@ class _SavedColumns:
         return column
 
     def exact(self, name: str, dtype: type) -> Array:
-        """A column ``[N]`` of flags or whole numbers, none of which its type may change."""
+        """A column ``[N]`` of flags or whole numbers; InputError if a value is something else."""
         column = self.read(name, ())
-        values: Array = column.astype(dtype)
+        with np.errstate(invalid="ignore"):  # what does not fit is found below
+            values: Array = column.astype(dtype)
         changed = values != column
         if changed.any():
             row = int(changed.nonzero()[0][0])
-            wanted = "0 or 1" if dtype is bool else "a whole number in int64"
+            wanted = "0 or 1" if dtype is bool else "a whole number of 64 bits"
             raise self.problem(name, f"row {row} has {column[row]}, not {wanted}")
         return values
 

@@ -2,7 +2,7 @@
 
 Owns: which settings have no effect beside which others, for all algorithms, and the words for it.
 Warnings that depend on the environment's spaces come later, from algorithms/unused_settings.py.
-Must not know: what is an error (checks.py).
+Must not know: which settings are errors.
 """
 
 import json

@@ -41,6 +41,7 @@ from rlrun.data.nested import (
     space_without_mask,
     without_mask,
 )
+from rlrun.policies.action_sampling import MOST_CATEGORIES
 from rlrun.policies.layers import has_image, is_image
 from rlrun.policies.privileged import PrivilegedBox, seen_entries
 
@@ -254,9 +255,6 @@ class Preprocessor:
         return result
 
 
-_MOST_CATEGORIES = 2**24  # more weights than a machine holds; one observation is 64 MiB
-
-
 @dataclass(frozen=True, slots=True)
 class ObservationLeaf:
     """A leaf of the observation space and its columns in the result."""
@@ -293,10 +291,10 @@ def _leaves(parts: Iterable[tuple[Keys, gym.Space[Any]]]) -> Iterator[Observatio
             case _:
                 raise no_rows(part, path)
         width = int(counts.sum()) if len(counts) else prod(part.shape or ())
-        if len(counts) and width > _MOST_CATEGORIES:
-            message = f"its observations have {width:,} categories, each of which is an input of "
-            message += f"the network, and may have {_MOST_CATEGORIES:,}; let a wrapper in "
-            message += "env_runners.env_wrappers turn the number into coordinates or digits"
+        if len(counts) and width > MOST_CATEGORIES:
+            message = f"its observations have {width:,} categories, each with an input of the "
+            message += f"network; at most {MOST_CATEGORIES:,} are possible: turn the number into "
+            message += "coordinates or digits, by a wrapper in env_runners.env_wrappers"
             raise misfit("env", message)
         low, high = (np.full(width, bound, np.float32) for bound in (low, high))
         first_columns = (start + np.cumsum(counts) - counts - first_values).astype(np.int64)

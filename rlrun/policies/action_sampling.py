@@ -36,7 +36,9 @@ from rlrun.data.nested import leaf_spaces
 from rlrun.policies.policy import Policy
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
-_MOST_CATEGORIES = 10_000_000
+
+MOST_CATEGORIES = 10_000_000
+"""Of a space, each with an output or an input of the network."""
 
 LOG_STD_BOUNDS = (-20.0, 2.0)
 """Bounds for a squashed normal distribution; a standard deviation beyond them says nothing."""
@@ -112,7 +114,7 @@ def action_layout(space: gym.Space[Any]) -> ActionLayout:
     inputs = columns = 0
     for _, leaf_space in leaf_spaces(space):
         kind, categories, width = _describe(leaf_space)
-        if sum(categories) > _MOST_CATEGORIES:
+        if sum(categories) > MOST_CATEGORIES:
             message = f"cannot choose among {sum(categories):,} categories, each with an output of"
             raise misfit("env", f"{message} the network: {leaf_space}")
         num_inputs = sum(categories) or (2 * width if kind == "gaussian" else width)

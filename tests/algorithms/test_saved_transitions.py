@@ -189,8 +189,12 @@ def test_agents_have_their_own_transitions(built, tmp_path, saved):
         ({"action": np.array(["left", "right"])}, "action: <U5 of shape (2,), not numbers"),
         ({"terminated": np.array([0, 7])}, "terminated: row 1 has 7, not 0 or 1"),
         ({"truncated": np.array([0.5, 1])}, "truncated: row 0 has 0.5, not 0 or 1"),
-        ({"episode": np.array([0, 0.7])}, "episode: row 1 has 0.7, not a whole number in int64"),
-        ({"t": np.array([0.5, 1])}, "t: row 0 has 0.5, not a whole number in int64"),
+        ({"episode": np.array([0, 0.7])}, "episode: row 1 has 0.7, not a whole number of 64 bits"),
+        (
+            {"episode": np.array([0, 1e30])},
+            "episode: row 1 has 1e+30, not a whole number of 64 bits",
+        ),
+        ({"t": np.array([0.5, 1])}, "t: row 0 has 0.5, not a whole number of 64 bits"),
         ({"truncated": None}, "truncated: missing"),
         (
             {"obs": None},

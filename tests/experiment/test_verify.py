@@ -282,6 +282,16 @@ def test_runs_with_different_settings_are_refused(check):
         check(case("a", overrides=("training.gamma=0.5",)), seeds=range(1, 2))
 
 
+def test_what_checkpoints_hold_may_differ(check):
+    def stored(value):
+        words = (f"replay.store_in_checkpoints={value}", "evaluation.interval=null")
+        return replace(case("a", overrides=words), algorithm="DQN", config="dqn_cartpole.yaml")
+
+    check(stored("false"), seeds=range(1, 2))
+    done = check(stored("true"), seeds=range(1, 2), train=False)
+    assert [result.verdict for result in done.results] == ["reached"]
+
+
 def test_without_training_the_folder_is_reported(check):
     check(case("a"), seeds=range(1, 2))
     done = check(case("a"), case("b"), seeds=range(1, 3), train=False)
