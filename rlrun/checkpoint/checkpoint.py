@@ -1,7 +1,8 @@
 """One checkpoint: a directory that is complete or absent, and is read without pickle.
 
 Owns the files of a checkpoint, their checksums, and the checks before an algorithm restores one. It
-must not know which checkpoints are kept (checkpoint_folder.py) nor what the state means.
+must not know which checkpoints are kept (checkpoint_folder.py) nor what the state means, except
+where a replay buffer is.
 
 ===================  =============================================================
 manifest.json        format, algorithm, result row; size and sha256 of the others; its own sha256
@@ -26,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlrun.checkpoint.files import replaced_directory
-from rlrun.checkpoint.state_codec import StateError, decode, encode
+from rlrun.checkpoint.state_codec import StateError, array_names, decode, encode
 from rlrun.config.problems import InputError
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.trust import signed_yaml
@@ -256,8 +257,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def read_checkpoint(directory: Path) -> Checkpoint:
+def read_checkpoint(directory: Path, *, replay: bool = True) -> Checkpoint:
     """Read a checkpoint; nothing in it is ever executed.
+
+    Args:
+        replay: also load the replay buffer, if it is stored.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged, of another version, or not rlrun's.
@@ -268,11 +272,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     import safetensors.numpy
 
     try:
-        arrays = safetensors.numpy.load_file(directory / "state.safetensors")
         return Checkpoint(
             algorithm=str(manifest["algorithm"]),
             row=manifest["row"],
-            state=decode(json.loads((directory / "state.json").read_bytes()), arrays),
+            state=_read_state(directory, replay=replay),
             weights=safetensors.numpy.load_file(directory / "weights.safetensors"),
             config_yaml=(directory / "config.yaml").read_bytes().decode(),
             path=directory,
@@ -280,6 +283,19 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     except Exception as error:  # any: a state may hold anything, with the right checksums, too
         reason = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{directory}: the checkpoint cannot be decoded: {reason}") from error
+
+
+def _read_state(directory: Path, *, replay: bool) -> dict[str, Any]:
+    import safetensors
+
+    document = json.loads((directory / "state.json").read_bytes())
+    kept = document.get("algorithm", {}).get("replay")
+    if not replay and isinstance(kept, dict) and "buffer" in kept:
+        kept["buffer"] = None
+    with safetensors.safe_open(directory / "state.safetensors", framework="numpy") as file:
+        arrays = {name: file.get_tensor(name) for name in array_names(document)}
+    state: dict[str, Any] = decode(document, arrays)
+    return state
 
 
 def _write_files(

@@ -136,12 +136,14 @@ def newest_checkpoint(path: Path) -> Checkpoint | None:
     return _first_whole(path, reversed(iterations_in(path)))
 
 
-def _first_whole(path: Path, iterations: Iterable[int]) -> Checkpoint | None:
+def _first_whole(
+    path: Path, iterations: Iterable[int], *, replay: bool = True
+) -> Checkpoint | None:
     """The first of these that can be read; warns of the damaged ones before it."""
     errors: list[CheckpointError] = []
     for iteration in iterations:
         try:
-            checkpoint = read_checkpoint(path / directory_name(iteration))
+            checkpoint = read_checkpoint(path / directory_name(iteration), replay=replay)
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
@@ -171,28 +173,36 @@ def algorithm_at(
     return algorithm
 
 
-def checkpoint_at(path: Path) -> Checkpoint:
+def checkpoint_at(path: Path, *, replay: bool = True) -> Checkpoint:
     """Read the checkpoint at ``path``, or the best one of the run folder at ``path``.
+
+    Args:
+        replay: see `read_checkpoint`.
 
     Raises:
         CheckpointError: there is none.
     """
     if os.path.isfile(path / MANIFEST):
-        return read_checkpoint(path.parent / path.readlink() if path.is_symlink() else path)
-    checkpoint = best_checkpoint(path / CHECKPOINTS)
+        directory = path.parent / path.readlink() if path.is_symlink() else path
+        return read_checkpoint(directory, replay=replay)
+    checkpoint = best_checkpoint(path / CHECKPOINTS, replay=replay)
     if checkpoint is None:
         raise CheckpointError(f"{path}: neither a checkpoint nor a run folder with one")
     return checkpoint
 
 
-def best_checkpoint(path: Path) -> Checkpoint | None:
-    """Read the best checkpoint; the newest if none is linked as best, or the best is damaged."""
+def best_checkpoint(path: Path, *, replay: bool = True) -> Checkpoint | None:
+    """Read the best checkpoint; the newest if none is linked as best, or the best is damaged.
+
+    Args:
+        replay: see `read_checkpoint`.
+    """
     link = path / BEST
     iterations = iterations_in(path)[::-1]
     if link.is_symlink() and link.readlink().name.isdecimal():
         best = int(link.readlink().name)
         iterations.sort(key=lambda iteration: iteration != best)
-    return _first_whole(path, iterations)
+    return _first_whole(path, iterations, replay=replay)
 
 
 def score_by(

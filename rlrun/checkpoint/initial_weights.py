@@ -118,7 +118,7 @@ def _read(key: str, path: Path) -> Checkpoint:
     if not path.exists():
         raise _error(key, f"there is no {path}{similar_folder(path, path.parent)}")
     try:
-        return checkpoint_at(_run_or_checkpoint(path))
+        return checkpoint_at(_run_or_checkpoint(path), replay=False)
     except CheckpointError as error:
         raise _error(key, str(error)) from error
 

@@ -25,7 +25,7 @@ tag            value                       stands for
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,19 @@ def decode(document: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         if tag.startswith("$"):
             return _decode_tagged(tag, value, arrays)
     return {key: decode(value, arrays) for key, value in document.items()}
+
+
+def array_names(document: Any) -> Iterator[str]:
+    """Names of the arrays that a document refers to."""
+    if isinstance(document, list):
+        for item in document:
+            yield from array_names(item)
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            if key == "$array":
+                yield value
+            else:
+                yield from array_names(value)
 
 
 def _encode(value: Any, address: str, arrays: dict[str, np.ndarray]) -> Any:

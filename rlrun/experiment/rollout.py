@@ -227,8 +227,8 @@ def load_policy(
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``, or the best one of the run at ``path``."""
-    return checkpoint_at(path if is_checkpoint(path) else resolve_run(path))
+    """The checkpoint at ``path``, or the best of the run there, without its replay buffer."""
+    return checkpoint_at(path if is_checkpoint(path) else resolve_run(path), replay=False)
 
 
 def restored(checkpoint: Checkpoint, overrides: Sequence[str] = (), *, trust: bool) -> "Algorithm":

@@ -151,7 +151,7 @@ def resume_experiment(
     """
     console = known_style(console)
     if is_checkpoint(Path(run)):
-        folder = RunFolder.branch(checkpoint_at(Path(run)).path, at=run_dir)
+        folder = RunFolder.branch(checkpoint_at(Path(run), replay=False).path, at=run_dir)
     elif run_dir is not None and Path(run).exists():
         raise RunFolderError(
             f"{run}: a run is resumed in its own folder; only from a checkpoint in another"

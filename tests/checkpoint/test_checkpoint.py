@@ -70,6 +70,17 @@ def test_a_checkpoint_is_read_as_it_was_written(written):
     assert [path.name for path in written.parent.iterdir()] == ["000007"]
 
 
+def test_a_replay_buffer_is_left_out_on_request(tmp_path):
+    held = {"updates_due": np.arange(2), "buffer": {"obs": np.zeros(1000), "ids": (3, 5)}}
+    write_checkpoint(tmp_path, make(state={"algorithm": {"replay": held, "kl": {"a": 0.5}}}))
+    whole, rest = read_checkpoint(tmp_path), read_checkpoint(tmp_path, replay=False)
+    assert whole.state["algorithm"]["replay"]["buffer"]["ids"] == (3, 5)
+    assert rest.state["algorithm"]["replay"].keys() == held.keys()
+    assert rest.state["algorithm"]["replay"]["buffer"] is None
+    assert rest.state["algorithm"]["replay"]["updates_due"].tolist() == [0, 1]
+    assert rest.state["algorithm"]["kl"] == {"a": 0.5}
+
+
 @pytest.mark.parametrize("name", ["folder", "folder/thesis.txt"])
 def test_what_is_no_checkpoint_is_not_replaced_by_one(tmp_path, name):
     """As with a path that is meant as the folder to put checkpoints in."""

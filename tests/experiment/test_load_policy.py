@@ -14,6 +14,7 @@ from rlrun.config.problems import ConfigError
 from rlrun.envs.spaces_only import SpacesOnly, plain_spaces, spaces_of
 from rlrun.experiment import rollout as rollouts
 from rlrun.experiment.run import run_experiment
+from rlrun.replay.replay_buffer import ReplayBuffer
 
 PROJECT = """
 import gymnasium
@@ -123,6 +124,25 @@ def test_a_rollout_needs_the_environment(without_project):
 def test_a_rollout_in_an_environment_of_other_spaces_says_which_they_are(run):
     with pytest.raises(ConfigError, match=r"env: its observations are .*\(2,\).* but in the check"):
         rollout(run, ["env.size=2", "evaluation.env={size: 2}"])
+
+
+def test_a_policy_is_loaded_without_the_replay_buffer(tmp_path, monkeypatch):
+    """Which may be larger than the memory of the machine that the policy acts on."""
+    file = tmp_path / "dqn.yaml"
+    file.write_text("""
+algorithm: DQN
+env: CartPole-v1
+stop: {training_iteration: 1}
+model: {hidden: [4]}
+training: {train_batch_size: 8}
+replay: {store_in_checkpoints: true}
+""")
+    run_experiment(file, run_dir=tmp_path / "run", console="quiet")
+    buffer = (tmp_path / "run/checkpoints/latest/state.json").read_text().count("replay/buffer")
+    assert buffer > 5  # arrays
+    monkeypatch.setattr(ReplayBuffer, "set_state", lambda *_: pytest.fail("it was loaded"))
+    assert rollout(tmp_path / "run", episodes=1).episodes[0].length > 0
+    assert load_policy(tmp_path / "run").compute_single_action(np.zeros(4, np.float32)) in {0, 1}
 
 
 def test_each_of_several_policies_has_its_own_spaces(tmp_path):
