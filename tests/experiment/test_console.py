@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from rlrun.cli.arguments import console_style
-from rlrun.experiment.report.console import choose_style, result_line
+from rlrun.experiment.report.console import LiveFrame, choose_style, result_line
 from rlrun.experiment.report.console_state import ConsoleState, RunHeader
 from rlrun.experiment.report.numbers import clock_time
 from rlrun.experiment.report.panel import draw, sparkline
@@ -231,6 +231,17 @@ def test_a_pipe_gets_lines_and_quiet_wins(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)  # closed by the shell
     assert choose_style() == "lines"
     assert console_style(quiet=True, plain=True) == "quiet"
+
+
+def test_a_frame_leaves_room_for_the_terminals_own_echo_of_ctrl_c(monkeypatch):
+    """In a full line the echo would wrap, and a border of the panel would be left above."""
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    live = LiveFrame()
+    live.start_frame(lambda width, height: width * "=", frames_per_s=0.1)
+    live.close()
+    assert set(re.findall("=+", terminal.getvalue())) == {58 * "="}
 
 
 UP, SHOWS_CURSOR = "\x1b[1A", "\x1b[?25h"

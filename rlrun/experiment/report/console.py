@@ -17,6 +17,10 @@ from rlrun.experiment.stopping import COUNTERS
 
 ConsoleStyle = Literal["panel", "lines", "quiet"]
 
+_ECHO = len("^C")
+"""Columns to the right of a frame, where the terminal itself writes this for Ctrl-C: in a line that
+is full it would wrap, and the next frame would be drawn a line too low."""
+
 
 class Console:
     """Shows notices on stderr and the summary on stdout, nothing else."""
@@ -46,7 +50,7 @@ class LiveFrame(Console):
         self._make_live = partial(
             Live,
             console=self._terminal,
-            get_renderable=lambda: draw(self._terminal.width, self._terminal.height),
+            get_renderable=lambda: draw(self._terminal.width - _ECHO, self._terminal.height),
             refresh_per_second=frames_per_s,
         )
         self._live = self._make_live()
