@@ -111,6 +111,13 @@ def test_settings_mean_what_they_meant(algorithm, env, written):
     assert found == MEANINGS[algorithm, env]
 
 
+def test_keys_of_state_dependent_exploration_have_no_effect_without_it(written):
+    keys = ("use_sde", "use_expln", "use_sde_at_warmup", "sde_sample_freq", "log_std_init")
+    settings = ", ".join(f"{key}: false" for key in keys)
+    loaded = load(written(f"Pendulum-v1: {{n_timesteps: 1e5, {settings}}}", "sac"))
+    assert loaded.warnings[0].message.endswith(f"; without effect: {', '.join(keys)}")
+
+
 def test_the_examples_are_all_there_is_to_check():
     assert {(kind, env) for kind, node in TREE.value.items() for env in node.value} == set(MEANINGS)
 
