@@ -35,7 +35,7 @@ def table(record: Record) -> str:
         for phase in ("sampling_ms", "iteration_ms"):
             row.append(summary.ratio_cell(record.values(alone, phase), record.values(name, phase)))
         row.append(summary.cell(record.values(name, "learning_ms"), 1))
-        for part in ("main_thread", "process"):
+        for part in ("main_thread", "ray", "process"):
             row.append(summary.cell(record.values(name, f"{part}_ms_per_runner"), 2))
         moved, once = (
             {r: value / 1e3 for r, value in record.values(name, f"bytes/{key}").items()}
@@ -45,7 +45,8 @@ def table(record: Record) -> str:
         rows.append([*row, summary.cell(record.values(name, "runner_pss_mb"))])
     header = [
         *("", "env steps/s", "efficiency, sampling", "efficiency, iteration", "learning ms"),
-        *("driver's main thread, ms a runner", "all its threads, ms a runner"),
+        *("driver's main thread, ms a runner", "of it in Ray's functions"),
+        "all its threads, ms a runner",
         *("KB moved", "x of weights and samples", "MB a runner"),
     ]
     return f"{summary.markdown_table(header, rows)}\n\n{summary.footer(record)}"

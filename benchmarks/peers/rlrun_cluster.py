@@ -12,11 +12,13 @@ import re
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
 from ray._private.internal_api import node_stats
+from ray.actor import ActorHandle
 from ray.cluster_utils import Cluster
 
 from benchmarks.memory import tree_pss_mb
@@ -53,10 +55,33 @@ class Sampled:
 
     wall_s: float
     main_thread_s: float
+    ray_s: float
+    """The part of it that Ray's own functions take."""
     process_s: float
     """Processor time of all threads; Ray's send and receive messages."""
     num_bytes: int
     """Of the columns of the batch."""
+
+
+class RayTime:
+    """Processor time that this thread spends in the functions of Ray that sampling calls."""
+
+    calls = ((ray, "wait"), (ray, "get"), (ActorHandle, "_actor_method_call"))
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        for owner, name in self.calls:
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            before = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.spent_s += time.thread_time() - before
+
+        return timed
 
 
 class MeasuredPPO(PPO):
@@ -65,14 +90,19 @@ class MeasuredPPO(PPO):
     def setup(self) -> None:
         super().setup()
         self.sampled: list[Sampled] = []
+        self._ray = RayTime()
 
     def sample(self) -> Any:
-        before = time.perf_counter(), time.thread_time(), time.process_time()
+        before = self._clocks()
         batch = super().sample()
-        after = time.perf_counter(), time.thread_time(), time.process_time()
-        spent = [now - then for now, then in zip(after, before, strict=True)]
+        spent = [now - then for now, then in zip(self._clocks(), before, strict=True)]
         self.sampled.append(Sampled(*spent, num_bytes=batch.size_bytes()))
         return batch
+
+    def _clocks(self) -> tuple[float, ...]:
+        """The seconds of a `Sampled` so far."""
+        spent_s = self._ray.spent_s
+        return time.perf_counter(), time.thread_time(), spent_s, time.process_time()
 
 
 def algorithm(task: argparse.Namespace, address: str) -> MeasuredPPO:
@@ -138,6 +168,7 @@ def measure(task: argparse.Namespace, address: str) -> dict[str, Any]:
         "sampling_ms": 1e3 * medians["wall_s"],
         "learning_ms": 1e3 * statistics.median(one["timers"]["learn_s"] for one in results),
         "main_thread_ms_per_runner": per_runner * medians["main_thread_s"],
+        "ray_ms_per_runner": per_runner * medians["ray_s"],
         "process_ms_per_runner": per_runner * medians["process_s"],
         "runner_pss_mb": runners_pss / task.runners,
         "bytes": {
