@@ -270,6 +270,27 @@ def test_a_trial_whose_folder_was_removed_is_run_again(killed_sweep, monkeypatch
     assert "its process was killed\n" in (killed_sweep / "log.txt").read_text()
 
 
+def test_warnings_of_a_file_that_hold_at_all_points_are_told(tmp_path, monkeypatch, capsys):
+    for name in ("start_ray", "stop_ray", "cluster_resources", "trials_at_once"):
+        monkeypatch.setattr(f"rlrun.experiment.sweep.sweep.{name}", Mock())
+    monkeypatch.setattr("rlrun.experiment.sweep.tune.run_trials", Mock())
+    (tmp_path / "exp.yaml").write_text(f"""{FILE}
+model: {{lstm_cell_size: 8}}
+learners: {{max_num_learner_restarts: 1}}
+sweep: {{space: {{model.use_lstm: {{grid: [false, true]}}}}}}
+""")
+    folder = tmp_path / "sweep"
+    run_sweep(tmp_path / "exp.yaml", run_dir=folder, console="quiet")
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in told] == [
+        f"{tmp_path}/exp.yaml:9:12: learners.max_num_learner_restarts: "
+        "has no effect: learners.num_learners is 0"
+    ]
+    assert told[0].partition(": ")[2] in (folder / "log.txt").read_text()
+    resume_sweep(folder, console="quiet")
+    assert "learners.max_num_learner_restarts: has no effect" in capsys.readouterr().err
+
+
 def test_the_table_of_a_new_sweep_has_its_metric_and_mode(tmp_path):
     space = "space: {training.lr: {grid: [1e-4, 1e-3]}}"
     sweep = experiment(f"sweep: {{{space}, metric: env_steps, mode: min}}")

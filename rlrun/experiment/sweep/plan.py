@@ -6,9 +6,11 @@ its file describes. It must not know how trials are run.
 
 from rlrun.actors.ray_runtime import cluster_resources, is_running, node_resources
 from rlrun.config.layers import find
+from rlrun.config.loader import Loaded
 from rlrun.config.problems import COMMAND_LINE, ConfigError, Origin, Problem
 from rlrun.config.schema import ExperimentConfig
 from rlrun.config.sweep import is_sweep
+from rlrun.config.warnings import find_warnings
 from rlrun.config.yaml_tree import Node
 from rlrun.experiment.run import seed_of
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, space_of, walk
@@ -38,6 +40,16 @@ class Plan:
             running = is_running()
             there = capacity_of_ray("the running Ray") if running else local_capacity()
             check_fits(self.experiments, there)
+
+    def warnings(self, loaded: Loaded) -> list[Problem]:
+        """The warnings of the sweep's file, without those that do not hold at all points."""
+        of_points = [{found.message for found in find_warnings(each)} for each in self.experiments]
+        return [
+            problem
+            for problem in loaded.warnings
+            # That a file was translated, which is not of a key, holds at all of them.
+            if not problem.key or all(problem.message in messages for messages in of_points)
+        ]
 
     def new_table(self, folder: SweepFolder) -> TrialTable:
         """A table with the trials of all points; Optuna adds its points later."""

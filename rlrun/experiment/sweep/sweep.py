@@ -21,7 +21,7 @@ from rlrun.config import registry
 from rlrun.config.builder import GivenExperiment, given_experiment
 from rlrun.config.dump import to_plain
 from rlrun.config.loader import load
-from rlrun.config.problems import ConfigError
+from rlrun.config.problems import ConfigError, Problem
 from rlrun.config.schema import EnvRunnersConfig, ExperimentConfig
 from rlrun.config.trust import TrustError, code_of, signed_yaml, untrusted
 from rlrun.config.yaml_tree import Node
@@ -90,8 +90,8 @@ def run_sweep(
     folder = SweepFolder.create(experiment.name, seed_of(experiment), at=run_dir)
     with closing(folder), RunLog(folder.log, print_error) as run_log:
         replace_text(folder.config, signed_yaml(experiment))
-        table = planned.new_table(folder)
-        return _Sweep(experiment, folder, table, planned, address, console).run(run_log, overrides)
+        session = _Sweep(experiment, folder, planned.new_table(folder), planned, address, console)
+        return session.run(run_log, overrides, planned.warnings(loaded) if loaded else ())
 
 
 def resume_sweep(
@@ -145,7 +145,8 @@ def _resumed(
             table = planned.new_table(folder)
         if overrides:
             _move_stop(folder, table, experiment)
-        return _Sweep(experiment, folder, table, planned, address, console).run(run_log, overrides)
+        session = _Sweep(experiment, folder, table, planned, address, console)
+        return session.run(run_log, overrides, planned.warnings(loaded))
 
 
 def _require_other_stop_alone(folder: SweepFolder, experiment: ExperimentConfig) -> None:
@@ -250,7 +251,9 @@ class _Sweep:
         self.style: ConsoleStyle = console or choose_style()
         self.console: SweepConsole
 
-    def run(self, run_log: RunLog, overrides: Sequence[str]) -> SweepOutcome:
+    def run(
+        self, run_log: RunLog, overrides: Sequence[str], warnings: Sequence[Problem]
+    ) -> SweepOutcome:
         """Run to the end; in any case note the outcome and close everything."""
         with ExitStack() as stack:
             self.folder.begin_session(resumed_from=None, overrides=overrides)
@@ -259,6 +262,8 @@ class _Sweep:
             )
             stack.callback(self.console.close)
             run_log.notice = self.console.notice
+            for problem in warnings:
+                log.warning("%s", problem.render())
             interrupts = stack.enter_context(Interrupts(self._on_signal))
             try:
                 outcome = self._outcome(stack, interrupts)
