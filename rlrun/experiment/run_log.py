@@ -4,6 +4,7 @@ Owns what is written into it, and what is also shown on the console. It must not
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OWN_WARNING = re.compile(r"^[\d-]+ [\d:,]+ WARNING rlrun[\w.]*: (.*)", re.MULTILINE)
 
 
 class RunLog(ExitStack):
@@ -39,6 +41,14 @@ class RunLog(ExitStack):
         logging.captureWarnings(True)
         self.callback(logging.captureWarnings, False)
         return self
+
+
+def own_warnings(path: Path) -> list[str]:
+    """First lines of the warnings of rlrun's own in a log; none if it cannot be read."""
+    try:
+        return _OWN_WARNING.findall(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
 
 
 class _QuietFileHandler(logging.FileHandler):

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import math
 import os
 import re
@@ -25,7 +26,8 @@ from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.schema import MultiAgentConfig, SweepConfig
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.report.plots import draw_chart
-from rlrun.experiment.run_folder import RunFolderError, resolve_run
+from rlrun.experiment.run_folder import RunFolder, RunFolderError, resolve_run
+from rlrun.experiment.run_log import RunLog
 from rlrun.experiment.sweep.effects import effects_of
 from rlrun.experiment.sweep.plan import Plan
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
@@ -415,6 +417,24 @@ def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     assert caught.value.__notes__ == [f"resume it with: rlrun sweep --resume {killed_sweep}"]
     warning = "trials.jsonl: No space left on device; the sweep continues, and tries again\n"
     assert (killed_sweep / "log.txt").read_text().count(warning) == 1
+
+
+def test_a_warning_of_trials_is_passed_on_once(tmp_path, caplog):
+    events = Events(tmp_path, table(tmp_path, (1, "finished", 1.0), (2, "running", None)), Mock())
+    for folder in ("trials/0001", "trials/0002"):
+        (tmp_path / folder).mkdir(parents=True)
+        with RunLog(tmp_path / folder / "log.txt", Mock()):
+            log = logging.getLogger("rlrun.algorithms")
+            log.info("begins")
+            log.warning("the last session ended without an outcome: %s", RunFolder.KILLED)
+            log.warning("WARNING 1\nof two lines")
+            logging.getLogger("py.warnings").warning("of a library")
+    caplog.clear()
+    for number in (1, 2):
+        config = {IDENTITY: {"trial": number}, "a": 1}
+        trial = SimpleNamespace(config=config, error_file=None)
+        (events.on_trial_complete, events.on_trial_error)[number - 1](1, [], trial)
+    assert caplog.messages == ["trials/0001: WARNING 1"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(2e-4, 9e-3), (1e-4, 1e-1)])

@@ -34,9 +34,13 @@ from rlrun.config.sweep import Dimension
 from rlrun.data.results import number_at
 from rlrun.data.seeding import search_seed, seeded_generators
 from rlrun.experiment.run import seed_of
+from rlrun.experiment.run_folder import RunFolder
+from rlrun.experiment.run_log import own_warnings
 from rlrun.experiment.sweep.points import python_values, space_of, tune_space
 from rlrun.experiment.sweep.trial import IDENTITY, REACHED, SHARE, SweepTrial
 from rlrun.experiment.sweep.trials import Settings, Trial, TrialTable
+
+_log = logging.getLogger(__name__)
 
 Identify = Callable[[Trial], dict[str, Any]]
 
@@ -351,7 +355,7 @@ class _WhenInterrupted(Stopper):
 
 
 class Events(Callback):
-    """Keeps the table up to date, and closes the runs of trials that Tune pauses.
+    """Keeps the table up to date, closes the runs of paused trials, and passes on warnings.
 
     Args:
         home: the sweep's folder.
@@ -362,6 +366,7 @@ class Events(Callback):
     def __init__(self, home: Path, table: TrialTable, changed: Callable[[Trial], None]) -> None:
         self._home, self._table, self._changed = home, table, changed
         self._processes: dict[int, Any] = {}
+        self._warned: set[str] = set()  # warnings, which several trials may have
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note that the trial starts, or continues from a checkpoint."""
@@ -390,6 +395,7 @@ class Events(Callback):
             record.reason = "by the scheduler"
             self._close_run(record, "finished", "stopped by the sweep's scheduler")
         record.share = 1.0
+        self._warn(record)
         self._note(trial, record.status, record.reason)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -397,6 +403,7 @@ class Events(Callback):
         record = self._record(trial)
         log = f"{record.folder}/log.txt"
         record.log = log if (self._home / log).exists() else None
+        self._warn(record)
         self._note(trial, "failed", failure(trial.error_file))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -405,6 +412,16 @@ class Events(Callback):
             record = self._record(trial)
             if trial.status == "PAUSED" and record.trial in self._processes:
                 self._close_run(record, "interrupted", "paused by the sweep's scheduler")
+
+    def _warn(self, record: Trial) -> None:
+        """Pass on what the trial's run has warned of, unless another trial has as well.
+
+        That its process was killed is known.
+        """
+        for warning in own_warnings(self._home / record.folder / "log.txt"):
+            if warning not in self._warned and RunFolder.KILLED not in warning:
+                _log.warning("%s: %s", record.folder, warning)
+            self._warned.add(warning)
 
     def _close_run(self, record: Trial, outcome: str, reason: str) -> None:
         process = self._processes.pop(record.trial, None)
