@@ -116,7 +116,7 @@ def test_a_group_is_a_sweep_and_resumes_like_a_run(train, sweeps):
         (["missing.yaml"], "missing.yaml"),
         (["fake.yaml", "training.nonsense=1"], "nonsense"),
         (["fake.yaml", "--seeds", "0"], "'0' is neither a number of seeds"),
-        (["fake.yaml", "seed=1,2", "--seeds", "2"], "several seeds exclude --seeds"),
+        (["fake.yaml", "seed=1,2", "--seeds", "2"], "several seeds are given twice"),
         (["--resume", "run", "--seeds", "2"], "--seeds"),
         (["fake.yaml", "report.sinks=['counting_algorithm:Nothing']"], "Nothing"),
     ],

@@ -54,7 +54,9 @@ def test_single_values_are_no_group():
     ("words", "seeds", "says"),
     [
         (["training.lr=1,2", "training.lr=3"], None, "training.lr: given twice"),
-        (["seed=1,2"], 3, "seed: several seeds exclude --seeds"),
+        (["seed=1,2"], 3, "seed: several seeds are given twice"),
+        (["sweep.seeds=4"], 3, "seed: several seeds are given twice"),
+        (["seed=1,2", "sweep.seeds=[1]"], None, "seed: several seeds are given twice"),
     ],
 )
 def test_a_contradiction_is_an_error(words, seeds, says):
