@@ -117,7 +117,7 @@ def test_a_killed_trial_does_not_end_the_others_and_is_resumed(whole, record_fau
     code, out, _ = finish(process)
     assert code == 0
     failed = trials(folder)[0]
-    reason = "its process died: killed, or out of memory"
+    reason = "its process died: killed, out of memory, or ended by its code"
     assert (failed["status"], failed["reason"]) == ("failed", reason)
     assert [row["status"] for row in trials(folder)[1:]] == ["finished"] * 3
     assert f"rlrun sweep --resume {folder}" in out

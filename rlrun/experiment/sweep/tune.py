@@ -443,7 +443,7 @@ def failure(error_file: str | None) -> str:
     """The reason of a failure in one line, from the file in which Tune stores the error."""
     text = "" if error_file is None else Path(error_file).read_text(encoding="utf-8")
     if any(words in text for words in _DEATH):
-        return "its process died: killed, or out of memory"
+        return "its process died: killed, out of memory, or ended by its code"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown"]
     reason = _MODULES.sub("", lines[-1])
     return f"{lines[-2]}; {reason}" if _PLACE.match(reason) else reason
