@@ -410,6 +410,7 @@ class Temperature:
 
     def __init__(self, initial: float, target_entropy: float, device: torch.device) -> None:
         self.target_entropy: float | Tensor = target_entropy
+        self._initial = initial
         self._log_alpha = torch.tensor([initial], device=device).log()
         self._gradient = torch.zeros_like(self._log_alpha)
         self._optimizer = FlatAdam(self._log_alpha, self._gradient)
@@ -422,14 +423,18 @@ class Temperature:
         torch.exp(self._log_alpha, out=self.alpha)  # in its place, where a recorded update reads it
 
     def get_state(self) -> dict[str, Any]:
-        """The logarithm of alpha, and its optimizer's state."""
+        """The logarithm of alpha, its optimizer's state, and where alpha started."""
         return {
+            "initial": self._initial,
             "log_alpha": self._log_alpha.cpu().numpy().copy(),
             "optimizer": self._optimizer.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `get_state`."""
+        """Restore a state of an alpha that started where this one did; ignore any other."""
+        # One learned from another start would hide a new `initial_alpha` (an override, a mutation).
+        if state.get("initial", self._initial) != self._initial:  # older checkpoints lack it
+            return
         self._log_alpha.copy_(torch.from_numpy(np.array(state["log_alpha"], dtype=np.float32)))
         self._optimizer.set_state(state["optimizer"])
         torch.exp(self._log_alpha, out=self.alpha)

@@ -82,6 +82,15 @@ def test_alpha_moves_against_the_entropy_and_stays_positive():
     assert temperature.alpha.item() == before
 
 
+@pytest.mark.parametrize(("initial", "after"), [(0.5, 0.25), (0.1, 0.1)])
+def test_a_new_initial_alpha_is_not_undone_by_a_checkpoint(initial, after):
+    device = torch.device("cpu")
+    old, new = (Temperature(start, -2.0, device) for start in (0.5, initial))
+    old.step(torch.tensor(1.0), math.log(2))
+    new.set_state(old.get_state())
+    assert new.alpha.item() == pytest.approx(after, rel=1e-5)
+
+
 @pytest.fixture
 def built(built):
     def build(env="Pendulum-v1", connectors=None, multi_agent=None, **training):
