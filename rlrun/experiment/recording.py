@@ -187,7 +187,7 @@ class VideoRecorder:
         episode = step.episodes[0]
         if episode is None:
             return
-        frame = self._envs.render()[0]
+        frame = rendered(self._envs, "--video")[0]
         if frame is None:
             raise InputError("--video: the environment renders no rgb_array frames")
         self._frames.append(np.asarray(frame))
@@ -208,6 +208,18 @@ class VideoRecorder:
         clip.close()
         self._frames = []
         self._written.append(path)
+
+
+def rendered(envs: Any, option: str) -> Any:
+    """What `render()` of the environments returns.
+
+    Raises:
+        InputError: they have no such method; the message begins with the option that needs it.
+    """
+    try:
+        return envs.render()
+    except NotImplementedError:
+        raise InputError(f"{option}: the environment has no method render()") from None
 
 
 def _frames_per_s(envs: Any) -> float:

@@ -25,7 +25,7 @@ from rlrun.data.results import flat_numbers
 from rlrun.envs.errors import EnvError
 from rlrun.envs.recorded_step import RecordedStep
 from rlrun.envs.spaces_only import spaces_only
-from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder
+from rlrun.experiment.recording import StepLimit, TransitionRecorder, VideoRecorder, rendered
 from rlrun.experiment.run_folder import RunFolder, is_checkpoint, resolve_run
 from rlrun.sampling.acting_policy import ActingPolicy
 from rlrun.sampling.episodes import EpisodeRecord
@@ -159,7 +159,7 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
 
         def record(step: RecordedStep) -> bool:
             if render:  # cheap for environments that already render in `step`
-                runner.envs.render()
+                rendered(runner.envs, "--render")
             return any(recorder(step) for recorder in recorders)
 
         seed, recorder = algorithm.evaluator.seed(), record if recorders or render else None

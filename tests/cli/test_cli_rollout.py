@@ -147,6 +147,21 @@ def test_a_package_that_rendering_needs_and_that_is_missing_is_named(
     assert err.startswith(f"{option[0]}: pygame is not installed, run `pip install")
 
 
+class Unseen(gymnasium.Wrapper):
+    """An environment that defines no `render` of its own."""
+
+    render = gymnasium.Env.render
+
+
+@pytest.mark.parametrize("option", [["--render"], ["--video", "videos"]])
+def test_an_environment_without_render_is_refused(run, rollout, option, monkeypatch):
+    pytest.importorskip("moviepy")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    wrapped = f"env_runners.env_wrappers=['{__name__}:Unseen']"
+    code, _, err = rollout(run, wrapped, "--episodes", 1, *option)
+    assert (code, err) == (2, f"{option[0]}: the environment has no method render()\n")
+
+
 def test_a_step_limit_can_end_a_rollout_without_episodes(run, rollout):
     code, out, _ = rollout(run, "--steps", 2)
     assert code == 0
