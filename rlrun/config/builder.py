@@ -327,8 +327,6 @@ def given_experiment(
     Raises:
         ConfigError: the experiment is invalid. TypeError: an argument has another type.
     """
-    if isinstance(overrides, str):
-        raise TypeError(f"overrides is a list of KEY=VALUE texts, such as [{overrides!r}]")
     if isinstance(given, str | Path):
         given = load(given, overrides)
     elif isinstance(given, Mapping):

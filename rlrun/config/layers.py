@@ -147,8 +147,15 @@ def without(tree: Node, address: str) -> Node:
     return Node(kept, tree.origin)
 
 
+def require_list(overrides: Sequence[str]) -> None:
+    """Raise TypeError for one text in place of a list, which would be read letter by letter."""
+    if isinstance(overrides, str):
+        raise TypeError(f"overrides is a list of KEY=VALUE texts, such as [{overrides!r}]")
+
+
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
     """The tree with each ``KEY=VALUE`` merged over it in turn, and their problems."""
+    require_list(overrides)
     problems: list[Problem] = []
     for override in overrides:
         address, equals, text = override.partition("=")

@@ -17,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from rlrun.algorithms.result import evaluation_result
 from rlrun.checkpoint.checkpoint import Checkpoint, restore_checkpoint
 from rlrun.checkpoint.checkpoint_folder import checkpoint_at
+from rlrun.config.layers import require_list
 from rlrun.config.loader import load_experiment, load_to_act
 from rlrun.config.problems import InputError
 from rlrun.config.registry import algorithm_class
@@ -148,8 +149,8 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
     checkpoint = find_checkpoint(Path(run_or_checkpoint))
     mode = "human" if render else None if video is None else "rgb_array"
     alone = 1 if mode is not None or steps is not None else None
-    words = _evaluation_overrides(episodes=episodes, seed=seed, num_envs=alone)
-    algorithm = restored(checkpoint, [*overrides, *words], trust=trust)
+    words = _with_evaluation(overrides, episodes=episodes, seed=seed, num_envs=alone)
+    algorithm = restored(checkpoint, words, trust=trust)
     try:
         runner = algorithm.evaluator.runner(mode)
         transitions = None if save is None else TransitionRecorder()
@@ -194,9 +195,11 @@ def rollout(  # noqa: PLR0913 - one parameter for each option
         algorithm.stop()
 
 
-def _evaluation_overrides(**changes: int | None) -> list[str]:
-    """Overrides of the section `evaluation`; None changes nothing, `episodes` unset `env_steps`."""
-    words = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
+def _with_evaluation(overrides: Sequence[str], **changes: int | None) -> list[str]:
+    """Overrides, and of `evaluation`; None changes nothing, `episodes` unset `env_steps`."""
+    require_list(overrides)
+    changed = [f"evaluation.{key}={value}" for key, value in changes.items() if value is not None]
+    words = [*overrides, *changed]
     return words if changes["episodes"] is None else [*words, "evaluation.env_steps=null"]
 
 

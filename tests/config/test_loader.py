@@ -342,6 +342,10 @@ class TestOverrides:
         assert line.startswith("<command line>: ")
         assert message in line
 
+    def test_one_text_in_place_of_a_list_is_refused(self, write):
+        with pytest.raises(TypeError, match=r"a list of KEY=VALUE texts, such as \['seed=2'\]"):
+            load_experiment(write(), "seed=2")
+
 
 @pytest.mark.parametrize("name", ["RecurrentPPO", "MaskablePPO", "C51", "R2D2"])
 def test_an_algorithm_of_another_library_is_answered_with_what_it_is_here(name):

@@ -124,6 +124,8 @@ def test_a_rollout_needs_the_environment(without_project):
 def test_a_rollout_in_an_environment_of_other_spaces_says_which_they_are(run):
     with pytest.raises(ConfigError, match=r"env: its observations are .*\(2,\).* but in the check"):
         rollout(run, ["env.size=2", "evaluation.env={size: 2}"])
+    with pytest.raises(TypeError, match="a list of KEY=VALUE texts"):
+        rollout(run, "env.size=2")
 
 
 def test_a_policy_is_loaded_without_the_replay_buffer(tmp_path, monkeypatch):
