@@ -396,6 +396,9 @@ class Policies(Mapping[str, PolicySettings]):
         if (stored := state.get("spaces")) is not None:
             require_form(self.spaces, spaces_of(stored), "env", "in the checkpoint")
         for policy_id in [name for name in self if name not in state["ids"]]:
+            if self.settings[policy_id].like is None:
+                named = ", ".join(state["ids"])
+                raise ValueError(f"it has no policy {policy_id!r}, but {named}")
             remove(policy_id)
         now, then = list(self._added().items()), list(state["added"].items())
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False))))

@@ -17,6 +17,7 @@ from tiny import (
 from rlrun import Connector
 from rlrun.algorithms.a3c import sample_gradients
 from rlrun.algorithms.callbacks import Callbacks
+from rlrun.checkpoint.checkpoint import CheckpointError
 from rlrun.sampling.env_runner import EnvRunner
 
 
@@ -43,6 +44,13 @@ def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several,
     evaluated = algorithm.evaluate()  # by a runner that is made once the policy is there
     assert evaluated["policy_return_mean"]["main"] is not None
     assert evaluated["policy_return_mean"]["older"] is None
+
+
+def test_a_policy_of_the_file_that_a_checkpoint_lacks_is_named(several, tmp_path):
+    several("PPO", multi_agent={"policies": ["main"]}).save(tmp_path / "checkpoint")
+    two = several("PPO", multi_agent={"policies": ["main", "rival"], "agents": {"*": "main"}})
+    with pytest.raises(CheckpointError, match="it has no policy 'rival', but main"):
+        two.restore(tmp_path / "checkpoint")
 
 
 def test_a_request_is_repeated_with_those_of_its_policies_that_are_left(several):
