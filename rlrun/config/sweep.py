@@ -424,7 +424,7 @@ def _check_once(
         for address in varied
         if given.count(address) > 1
     ]
-    if ("seed" in varied) + (seeds is not None) + ("sweep.seeds" in given) > 1:
+    if sum(("seed" in varied, seeds is not None, "sweep.seeds" in given)) > 1:
         message = "several seeds are given twice; give --seeds, seed=1,2 or sweep.seeds"
         problems.append(Problem(COMMAND_LINE, "seed", message))
     if problems:
