@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from rlrun.actors.actor_manager import CallResult, FaultTolerantActorManager
-from rlrun.actors.ray_runtime import last_error_line, python_stacks
+from rlrun.actors.ray_runtime import last_error_line, node_resources, python_stacks
 from rlrun.actors.runner_host import (
     INLINE_BYTES,
     INTERRUPT_SIGNAL,
@@ -480,6 +480,8 @@ class RemoteRunners:
         return [result for result in results if not result.ok]
 
     def _no_place(self, missing: int, number: int) -> str:
+        if not list(node_resources()):
+            return "Ray has ended: its raylet process was killed, perhaps as memory ran out"
         free = ray.available_resources()  # type: ignore[no-untyped-call]
         settings = self._spec.settings
         needs = {

@@ -254,6 +254,14 @@ def test_a_runner_that_finds_no_place_is_an_error_with_what_lacks(make_group: An
     assert "0 torque" in str(caught.value)
 
 
+def test_a_runner_that_finds_no_place_since_ray_has_ended_says_so(
+    make_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlrun.actors.remote_runners.node_resources", lambda: iter(()))
+    with pytest.raises(EnvRunnersError, match="Ray has ended: its raylet process was killed"):
+        make_group(env_runner_start_timeout_s=0.1, custom_resources_per_env_runner={"torque": 3})
+
+
 @pytest.mark.faults
 def test_a_killed_runner_comes_back_and_the_data_are_what_they_would_have_been(
     make_group: Any,
