@@ -269,7 +269,7 @@ def test_the_scaling_page_has_the_figures_of_the_record() -> None:
     rows = [cells for cells in map(_cells, page.splitlines()) if cells[0].isdigit()]
     assert [cells[0] for cells in rows] == ["1", "8", "32", "64"]
     for cells in rows:
-        assert cells[1:] == [measured[cells[0]][column].split()[0] for column in (1, 2, 3, 5, 9)]
+        assert cells[1:] == [measured[cells[0]][column].split()[0] for column in (1, 2, 3, 5, 10)]
 
 
 def _cells(line: str) -> list[str]:
