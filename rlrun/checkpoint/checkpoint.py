@@ -289,9 +289,10 @@ def _read_state(directory: Path, *, replay: bool) -> dict[str, Any]:
     import safetensors
 
     document = json.loads((directory / "state.json").read_bytes())
-    kept = document.get("algorithm", {}).get("replay")
-    if not replay and isinstance(kept, dict) and "buffer" in kept:
-        kept["buffer"] = None
+    if not replay:
+        kept = document.get("algorithm", {}).get("replay")
+        if isinstance(kept, dict) and "buffer" in kept:  # an algorithm's own part may be any
+            kept["buffer"] = None
     with safetensors.safe_open(directory / "state.safetensors", framework="numpy") as file:
         arrays = {name: file.get_tensor(name) for name in array_names(document)}
     state: dict[str, Any] = decode(document, arrays)
