@@ -397,8 +397,8 @@ class Policies(Mapping[str, PolicySettings]):
             require_form(self.spaces, spaces_of(stored), "env", "in the checkpoint")
         for policy_id in [name for name in self if name not in state["ids"]]:
             if self.settings[policy_id].like is None:
-                named = ", ".join(state["ids"])
-                raise ValueError(f"it has no policy {policy_id!r}, but {named}")
+                found = ", ".join(state["ids"])
+                raise ValueError(f"it has no policy {policy_id!r}; it has {found}")
             remove(policy_id)
         now, then = list(self._added().items()), list(state["added"].items())
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(now, then, strict=False))))

@@ -125,15 +125,18 @@ def iterations_in(path: Path) -> list[int]:
     return sorted(int(entry.name) for entry in path.iterdir() if entry.name.isdecimal())
 
 
-def newest_checkpoint(path: Path) -> Checkpoint | None:
+def newest_checkpoint(path: Path, *, replay: bool = True) -> Checkpoint | None:
     """Read the newest complete checkpoint; None if the folder has no checkpoint at all.
 
     Damaged ones are skipped, with a warning.
 
+    Args:
+        replay: see `read_checkpoint`.
+
     Raises:
         CheckpointError: all are damaged, or the newest is of another format version.
     """
-    return _first_whole(path, reversed(iterations_in(path)))
+    return _first_whole(path, reversed(iterations_in(path)), replay=replay)
 
 
 def _first_whole(

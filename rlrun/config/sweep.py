@@ -425,7 +425,7 @@ def _check_once(
         if given.count(address) > 1
     ]
     if sum(("seed" in varied, seeds is not None, "sweep.seeds" in given)) > 1:
-        message = "several seeds are given twice; give --seeds, seed=1,2 or sweep.seeds"
+        message = "several seeds are given twice; give one of --seeds, seed=1,2 and sweep.seeds"
         problems.append(Problem(COMMAND_LINE, "seed", message))
     if problems:
         raise ConfigError(problems)

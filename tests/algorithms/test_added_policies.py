@@ -49,7 +49,7 @@ def test_an_added_policy_leaves_agents_with_the_only_one_that_was_named(several,
 def test_a_policy_of_the_file_that_a_checkpoint_lacks_is_named(several, tmp_path):
     several("PPO", multi_agent={"policies": ["main"]}).save(tmp_path / "checkpoint")
     two = several("PPO", multi_agent={"policies": ["main", "rival"], "agents": {"*": "main"}})
-    with pytest.raises(CheckpointError, match="it has no policy 'rival', but main"):
+    with pytest.raises(CheckpointError, match="it has no policy 'rival'; it has main"):
         two.restore(tmp_path / "checkpoint")
 
 

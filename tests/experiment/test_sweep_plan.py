@@ -2,7 +2,6 @@
 
 import errno
 import io
-import logging
 import math
 import os
 import re
@@ -26,8 +25,7 @@ from rlrun.config.problems import ConfigError, InputError
 from rlrun.config.schema import MultiAgentConfig, SweepConfig
 from rlrun.config.yaml_tree import parse_yaml
 from rlrun.experiment.report.plots import draw_chart
-from rlrun.experiment.run_folder import RunFolder, RunFolderError, resolve_run
-from rlrun.experiment.run_log import RunLog
+from rlrun.experiment.run_folder import RunFolderError, resolve_run
 from rlrun.experiment.sweep.effects import effects_of
 from rlrun.experiment.sweep.plan import Plan
 from rlrun.experiment.sweep.points import experiments_of, seeds_of, settings_text, walk
@@ -272,27 +270,6 @@ def test_a_trial_whose_folder_was_removed_is_run_again(killed_sweep, monkeypatch
     assert "its process was killed\n" in (killed_sweep / "log.txt").read_text()
 
 
-def test_warnings_of_a_file_that_hold_at_all_points_are_told(tmp_path, monkeypatch, capsys):
-    for name in ("start_ray", "stop_ray", "cluster_resources", "trials_at_once"):
-        monkeypatch.setattr(f"rlrun.experiment.sweep.sweep.{name}", Mock())
-    monkeypatch.setattr("rlrun.experiment.sweep.tune.run_trials", Mock())
-    (tmp_path / "exp.yaml").write_text(f"""{FILE}
-model: {{lstm_cell_size: 8}}
-learners: {{max_num_learner_restarts: 1}}
-sweep: {{space: {{model.use_lstm: {{grid: [false, true]}}}}}}
-""")
-    folder = tmp_path / "sweep"
-    run_sweep(tmp_path / "exp.yaml", run_dir=folder, console="quiet")
-    told = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[2] for line in told] == [
-        f"{tmp_path}/exp.yaml:9:12: learners.max_num_learner_restarts: "
-        "has no effect: learners.num_learners is 0"
-    ]
-    assert told[0].partition(": ")[2] in (folder / "log.txt").read_text()
-    resume_sweep(folder, console="quiet")
-    assert "learners.max_num_learner_restarts: has no effect" in capsys.readouterr().err
-
-
 def test_the_table_of_a_new_sweep_has_its_metric_and_mode(tmp_path):
     space = "space: {training.lr: {grid: [1e-4, 1e-3]}}"
     sweep = experiment(f"sweep: {{{space}, metric: env_steps, mode: min}}")
@@ -417,24 +394,6 @@ def test_a_sweep_continues_on_a_full_disk_and_says_at_its_end_how_to_resume_it(
     assert caught.value.__notes__ == [f"resume it with: rlrun sweep --resume {killed_sweep}"]
     warning = "trials.jsonl: No space left on device; the sweep continues, and tries again\n"
     assert (killed_sweep / "log.txt").read_text().count(warning) == 1
-
-
-def test_a_warning_of_trials_is_passed_on_once(tmp_path, caplog):
-    events = Events(tmp_path, table(tmp_path, (1, "finished", 1.0), (2, "running", None)), Mock())
-    for folder in ("trials/0001", "trials/0002"):
-        (tmp_path / folder).mkdir(parents=True)
-        with RunLog(tmp_path / folder / "log.txt", Mock()):
-            log = logging.getLogger("rlrun.algorithms")
-            log.info("begins")
-            log.warning("the last session ended without an outcome: %s", RunFolder.KILLED)
-            log.warning("WARNING 1\nof two lines")
-            logging.getLogger("py.warnings").warning("of a library")
-    caplog.clear()
-    for number in (1, 2):
-        config = {IDENTITY: {"trial": number}, "a": 1}
-        trial = SimpleNamespace(config=config, error_file=None)
-        (events.on_trial_complete, events.on_trial_error)[number - 1](1, [], trial)
-    assert caplog.messages == ["trials/0001: WARNING 1"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(2e-4, 9e-3), (1e-4, 1e-1)])

@@ -167,7 +167,8 @@ def _move_stop(folder: SweepFolder, table: TrialTable, experiment: ExperimentCon
     lacking = [
         trial.folder
         for trial in finished
-        if newest_checkpoint(RunFolder(folder.path / trial.folder).checkpoints) is None
+        if newest_checkpoint(RunFolder(folder.path / trial.folder).checkpoints, replay=False)
+        is None
     ]
     if experiment.sweep.scheduler is not None or "stop" in searched:
         problem = "its search or scheduler decides when trials stop; resume single trials instead"
