@@ -90,7 +90,7 @@ class EnvRunnerGroup(OldNames):
             from rlrun.actors.remote_runners import RemoteRunners
 
             self.remote = RemoteRunners(
-                runner_class, spec, num_env_runners, fault_tolerance, self._runner_arguments
+                runner_class, spec, num_env_runners, fault_tolerance, self._runner_arguments, role
             )
             if wait:
                 self.wait_until_built()

@@ -32,6 +32,7 @@ from rlrun.actors.runner_host import (
 )
 from rlrun.config.problems import InputError
 from rlrun.config.schema import FaultToleranceConfig
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError
 from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
@@ -84,6 +85,7 @@ class RemoteRunners:
         make_runner: importable in the actors' processes.
         number: number of env runners.
         arguments: ``(index, recreated) -> keyword arguments`` of `make_runner` besides the spec.
+        role: training or evaluation, for messages.
 
     Attributes:
         states: states and failures of the runners.
@@ -99,9 +101,13 @@ class RemoteRunners:
         number: int,
         tolerance: FaultToleranceConfig,
         arguments: Callable[[int, bool], Mapping[str, Any]],
+        role: Role,
     ) -> None:
         _require_sendable(spec)
         self._spec, self._tolerance = spec, tolerance
+        evaluates = role is Role.EVALUATION
+        self._kind = "evaluation env runner" if evaluates else "env runner"
+        self._section = "evaluation.env_runners" if evaluates else "env_runners"
         self.states = RunnerStates()
         self.ended: set[int] = set()
         self._process_ids: dict[int, int | None] = {}  # None on another node
@@ -136,9 +142,9 @@ class RemoteRunners:
 
     def wait_until_built(self) -> None:
         """Wait for the runners' constructors; see `EnvRunnerGroup.wait_until_built`."""
-        _raise_unless_ok(self._scheduled(self.actors.actor_ids))
+        self._raise_unless_ok(self._scheduled(self.actors.actor_ids))
         if self._spec.settings.validate_env_runners_after_construction:
-            _raise_unless_ok(self._answers(dict.fromkeys(self.actors.actor_ids, ("ping",))))
+            self._raise_unless_ok(self._answers(dict.fromkeys(self.actors.actor_ids, ("ping",))))
 
     def resize(self, number: int) -> None:
         """See `EnvRunnerGroup.resize`."""
@@ -151,7 +157,7 @@ class RemoteRunners:
         added = [self.actors.add_actor() for _ in range(number - len(self.actors.actor_ids))]
         try:
             self._restart(lost)
-            _raise_unless_ok(self._started_and_restored(added))
+            self._raise_unless_ok(self._started_and_restored(added))
         except BaseException:
             for index in added:
                 self.actors.remove_actor(index)
@@ -222,7 +228,7 @@ class RemoteRunners:
             what = _in_one_line(result)
             if tolerated and tolerance.restart_failed_env_runners:
                 if self.actors.can_restart(index):
-                    _log.warning("env runner %d is restarted: %s", index, what)
+                    _log.warning("%s %d is restarted: %s", self._kind, index, what)
                     self.states.restarts[_cause(result)] += 1
                     again.append(index)
                     continue
@@ -232,7 +238,7 @@ class RemoteRunners:
                 and self._left_without(index, what)
             ):
                 continue
-            raise _failure(result) from None
+            raise self._failure(result) from None
         self._restart(again)
         return again
 
@@ -259,9 +265,8 @@ class RemoteRunners:
         """Leave a runner out; returns whether any are left."""
         self.actors.set_unhealthy(index)
         left, all_of_them = len(self.actors.healthy_actor_ids), len(self.actors.actor_ids)
-        _log.warning(
-            "env runner %d is lost: %s; %d of %d sample from now on", index, why, left, all_of_them
-        )
+        share = f"{left} of {all_of_them} sample from now on"
+        _log.warning("%s %d is lost: %s; %s", self._kind, index, why, share)
         return left > 0
 
     def recover_late(self, indices: Sequence[int], fragment: int) -> list[int]:
@@ -276,7 +281,7 @@ class RemoteRunners:
         """
         self._end_if_interrupted()
         states, tolerance = self.states, self._tolerance
-        late = f"no answer within env_runners.sample_timeout_s={self.timeout_s:g}"
+        late = f"no answer within {self._section}.sample_timeout_s={self.timeout_s:g}"
         ignored = not tolerance.restart_failed_env_runners and tolerance.ignore_env_runner_failures
         if ignored and all(self._left_without(index, late) for index in indices):
             return []
@@ -291,7 +296,7 @@ class RemoteRunners:
         for index in indices:
             states.late_with[index] = fragment
             was_in = f"; it was in\n{stacks[index]}" if index in stacks else ""
-            _log.warning("env runner %d is restarted: %s%s", index, late, was_in)
+            _log.warning("%s %d is restarted: %s%s", self._kind, index, late, was_in)
         states.restarts["late"] += len(indices)
         self._restart(indices)
         return list(indices)
@@ -302,7 +307,7 @@ class RemoteRunners:
         for index in indices:
             pid = self._process_ids[index]
             doing = stacks.get(index) or (pid and last_error_line(pid)) or "nothing on stderr"
-            said.append(f"  env runner {index}: {doing}")
+            said.append(f"  {self._kind} {index}: {doing}")
         return "\n".join([late, *said])
 
     def _stacks(self, indices: Sequence[int]) -> dict[int, str]:
@@ -325,7 +330,7 @@ class RemoteRunners:
 
     def fail_without_runners(self) -> None:
         """Raise EnvRunnersError, as no runner is left."""
-        raise EnvRunnersError("no env runner is left")
+        raise EnvRunnersError(f"no {self._kind} is left")
 
     def _restart(self, indices: Sequence[int]) -> None:
         """Replace runners by new ones with the same indices, in the states of their last replies.
@@ -341,13 +346,14 @@ class RemoteRunners:
             for index in left:
                 if not self.actors.can_restart(index):
                     limit = self._tolerance.max_num_env_runner_restarts
-                    raise EnvRunnersError(f"env runner {index} died after {limit} restarts")
+                    raise EnvRunnersError(f"{self._kind} {index} died after {limit} restarts")
             self.actors.restart(*left)
             failures = self._started_and_restored(left)
             for result in failures:
                 if not self._is_tolerated(result, _OF_NO_FRAGMENT):
-                    raise _failure(result) from None
-                _log.warning("env runner %d fails again: %s", result.actor_id, _in_one_line(result))
+                    raise self._failure(result) from None
+                again = f"{self._kind} {result.actor_id} fails again"
+                _log.warning("%s: %s", again, _in_one_line(result))
                 self.states.restarts[_cause(result)] += 1
             left = [result.actor_id for result in failures]
 
@@ -460,7 +466,7 @@ class RemoteRunners:
             called = self._answers(left) if in_time else self.actors.call_each(left)
             results |= {result.actor_id: result for result in called if not result.actor_failed}
             left = {index: calls[index] for index in self._recover_dead(called)}
-        _raise_unless_ok(results.values())
+        self._raise_unless_ok(results.values())
         return {index: results[index].value for index in sorted(results)}
 
     def _scheduled(self, indices: list[int]) -> list[CallResult]:
@@ -512,6 +518,18 @@ class RemoteRunners:
             raise EnvRunnersError(self._silence(missing, late))
         return results
 
+    def _raise_unless_ok(self, results: Iterable[CallResult]) -> None:
+        for result in results:
+            if not result.ok:
+                raise self._failure(result) from None
+
+    def _failure(self, result: CallResult) -> BaseException:
+        """The exception of a runner, or an EnvRunnersError if its process died."""
+        assert result.error is not None
+        if not result.actor_failed:
+            return result.error
+        return EnvRunnersError(f"{self._kind} {result.actor_id} died: {result.death()}")
+
 
 def _require_sendable(spec: RunnerSpec) -> None:
     """Raise InputError if code that has no import path cannot be pickled."""
@@ -531,20 +549,6 @@ def _is_sendable(code: Any) -> bool:
     except Exception:
         return False
     return True
-
-
-def _raise_unless_ok(results: Iterable[CallResult]) -> None:
-    for result in results:
-        if not result.ok:
-            raise _failure(result) from None
-
-
-def _failure(result: CallResult) -> BaseException:
-    """The exception of a runner, or an EnvRunnersError if its process died."""
-    assert result.error is not None
-    if not result.actor_failed:
-        return result.error
-    return EnvRunnersError(f"env runner {result.actor_id} died: {result.death()}")
 
 
 def _num_bytes(weights: Any) -> int:

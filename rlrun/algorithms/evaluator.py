@@ -182,6 +182,8 @@ class Evaluator:
         self, policy_id: str | None, num_envs: int, *, explore: bool | None, seed: int | None
     ) -> ActingPolicy:
         """See `Algorithm.acting_policy`."""
+        if seed is not None and seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
         known = list(self._policies)
         if policy_id is None and len(known) > 1:
             raise KeyError(f"there are several policies, name one of {', '.join(known)}")

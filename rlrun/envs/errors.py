@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from rlrun.config.problems import user_traceback
+from rlrun.data.seeding import Role
 
 NO_ALLOWED_ACTION = "the action mask allows no action"
 RAISED = (Exception, SystemExit, GeneratorExit)
@@ -68,6 +69,7 @@ class EnvError(Exception):
 
     Attributes:
         env_id: name of the environment in the experiment.
+        role: whether it happened in training or in evaluation; set by the runner.
         runner_index: 0 for the runner in the driver, 1..n for Ray actors; set by the runner.
         env_index: index of the sub-environment within its runner.
         env_step: 0-based step of the episode at which it happened; -1 before the first step.
@@ -93,7 +95,7 @@ class EnvError(Exception):
     ) -> None:
         super().__init__(env_id, phase, reason)  # these three are what pickle passes on
         self.env_id, self.phase, self.reason = env_id, phase, reason
-        self.user_traceback, self.note = user_traceback, note
+        self.user_traceback, self.note, self.role = user_traceback, note, Role.TRAIN
         self.runner_index, self.env_index, self.env_step = runner_index, env_index, env_step
 
     @classmethod
@@ -119,7 +121,8 @@ class EnvError(Exception):
 
     @property
     def _place(self) -> str:
-        where = f"env {self.env_id!r}, runner {self.runner_index}, sub-env {self.env_index}"
+        runner = "evaluation runner" if self.role is Role.EVALUATION else "runner"
+        where = f"env {self.env_id!r}, {runner} {self.runner_index}, sub-env {self.env_index}"
         if self.env_step >= 0:
             where += f", step {self.env_step}"
         return f"{self.phase} failed: {where}{self.note and '; ' + self.note}"

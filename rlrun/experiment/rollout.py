@@ -101,7 +101,9 @@ class Rollout:
             mean, std, low, high = (
                 self.statistics[f"episode_return_{name}"] for name in ("mean", "std", "min", "max")
             )
-            ends = f"min {low:.2f}, max {high:.2f}, over {len(self.episodes)} episodes"
+            count = len(self.episodes)
+            episodes = f"{count} episode{'' if count == 1 else 's'}"
+            ends = f"min {low:.2f}, max {high:.2f}, over {episodes}"
             lines.append(f"return {mean:.2f} ± {std:.2f}, {ends}")
             if (success := self.statistics.get("success_rate")) is not None:
                 lines.append(f"success rate {success:.3g}")

@@ -365,7 +365,8 @@ def plain_settings(config: Path) -> dict[str, Any]:
     try:
         plain = parse_yaml(config.read_text(encoding="utf-8"), str(config)).plain()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunFolderError(f"{config}: cannot be read: {error}") from error
+        what = getattr(error, "strerror", error)
+        raise RunFolderError(f"{config}: cannot be read: {what}") from error
     env = plain.get("env") if isinstance(plain, dict) else None
     env = {"use": env} if isinstance(env, str) else env
     if not isinstance(env, dict) or not isinstance(plain.get("algorithm"), str):

@@ -329,7 +329,7 @@ class ReplayBuffer(TransitionBuffer):
         if stored != self.num_added - self._oldest:
             raise ValueError(
                 f"replay.capacity is {self.capacity}, but its replay buffer has {stored} "
-                "transitions of another capacity"
+                f"transitions of another capacity; set it to {stored}"
             )
         self._columns = {}
         self._newest.clear()

@@ -61,14 +61,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def names_runner(function: _Function) -> _Function:
-    """Give errors of environments in a function the index of the runner, its first argument."""
+    """Give errors of environments in a function the role and index of the runner."""
 
     @wraps(function)
     def call(runner: Any, *arguments: Any, **settings: Any) -> Any:
         try:
             return function(runner, *arguments, **settings)
         except EnvError as error:
-            error.runner_index = runner.runner_index
+            error.role, error.runner_index = runner.role, runner.runner_index
             raise
 
     return cast(_Function, call)
