@@ -240,6 +240,11 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
             shown = kind if isinstance(kind, str) else kind.use
             message = f"it does not apply to {shown}; remove this key"
             yield "training.noise_correlation", message
+        if settings.model.use_sde and kind != default:
+            yield "exploration.type", "model.use_sde is noise of its own kind; remove this key"
+        if settings.model.use_sde and cls.training_in(settings).noise_correlation:
+            message = "model.sde_sample_freq says how long noise lasts; remove this key"
+            yield "training.noise_correlation", message
 
     def make_updater(self, policy_id: str) -> SACUpdater:
         training, learner = self.training_of(policy_id), self.learners[policy_id]

@@ -60,7 +60,8 @@ def _reasons(
     elif is_box and config.algorithm != "SAC":
         reasons["hidden"] = "there are no hidden layers after convolutions"
     if not _is_continuous(action_space):
-        reasons |= dict.fromkeys(("log_std_init", "free_log_std"), "no action is continuous")
+        of_noise = "log_std_init", "free_log_std", "use_sde", "sde_sample_freq"
+        reasons |= dict.fromkeys(of_noise, "no action is continuous")
     return reasons
 
 

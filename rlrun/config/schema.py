@@ -98,8 +98,7 @@ class EnvRunnersConfig(Section):
     soft_horizon: bool = False
     """Begin a new episode at the horizon without a reset, and without marking the old one's end."""
     horizon_terminates: bool = False
-    """Mark an episode that the horizon ends as terminated, not truncated: nothing after it has a
-    value."""
+    """Mark an episode that the horizon ends as terminated: nothing after it has a value."""
     no_done_at_end: bool = False
     """Treat every end of an episode as a truncation: `terminateds` is never true."""
     explore: bool = True
@@ -182,6 +181,8 @@ class ModelConfig(CodeSection):
     """Entries of a Dict observation that only the value function, or SAC's critics, see."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
+    init: Literal["orthogonal", "uniform"] = "orthogonal"
+    """Initial weights of an actor-critic's layers; "uniform" is torch's own, biases included."""
     share_layers: bool | None = None
     """Let policy and value function share the encoder; null shares all but hidden layers alone."""
     conv: tuple[tuple[Count, Count, Count], ...] | None = None
@@ -199,6 +200,10 @@ class ModelConfig(CodeSection):
     free_log_std: bool = True
     """One learned standard deviation for each action; false makes it depend on the observation, as
     it always does for a Box within a Dict or Tuple."""
+    use_sde: bool = False
+    """Explore by noise in the last layer's weights (gSDE): it depends on what the policy sees."""
+    sde_sample_freq: Count | None = None
+    """Steps for which that noise stays the same; null: an episode."""
     use_lstm: bool = False
     """Put an LSTM after the encoder: a memory of the episode so far."""
     use_gru: bool = False
@@ -254,6 +259,8 @@ class TrainingConfig(Section):
     """Decay of RMSProp's mean square of the gradients."""
     rmsprop_epsilon: Epsilon = 0.1
     """RMSProp's epsilon, added to the mean square before its root is taken."""
+    rmsprop_start: NonNegative = 1.0
+    """RMSProp's mean square at the start: 1 as in TensorFlow, for small first steps; 0 in torch."""
     loss: str | None = None
     """Import path of hook(module, rows, loss, statistics), which returns the loss to use, and
     statistics to report besides the algorithm's. SAC calls it for both losses. null: no change."""
@@ -303,8 +310,7 @@ class ExplorationConfig(Section):
     """null is the algorithm's own kind: EpsilonGreedy for DQN, StochasticSampling for SAC. The
     import path of an `ExplorationStrategy`, or {use: ..., key: value}, explores by that."""
     random_steps: Whole = 0
-    """Env steps, of all env runners together, at the start of a run in which actions are uniformly
-    random."""
+    """Env steps of all env runners, at the start of a run, whose actions are uniformly random."""
     epsilon: Probability = ((0, 1.0), (10_000, 0.05))
     """EpsilonGreedy: probability of a uniformly drawn action; a schedule counts the env steps of
     all env runners together."""
@@ -332,8 +338,7 @@ class ReplayConfig(Section):
     """The buffer of past transitions that an off-policy algorithm learns from."""
 
     capacity: Count = 50_000
-    """Transitions that are kept for each policy; new ones replace the oldest. `rlrun check` tells
-    how much memory they take."""
+    """Transitions kept of each policy; new ones replace the oldest. `rlrun check` tells bytes."""
     mode: Literal["independent", "lockstep"] = "independent"
     """Sampling for several policies: "independent" draws each policy's transitions by themselves;
     "lockstep" draws env steps, and takes all policies' transitions of these."""
@@ -461,8 +466,7 @@ class FaultToleranceConfig(Section):
     """Seconds that a call of an environment, or its constructor, may take. One that takes longer
     raises an error, which is treated like the environment's own; null sets no limit."""
     num_consecutive_env_runner_failures_tolerance: Whole = 100
-    """Consecutive failures of env runners, with nothing sampled in between, after which the run
-    ends."""
+    """Consecutive failures of env runners, nothing sampled in between, that end the run."""
     env_runner_restore_timeout_s: Positive = 1800.0
     """Seconds that a restarted env runner has to restore its state."""
     max_replayed_env_steps: Whole = 100_000
@@ -492,17 +496,13 @@ class ReportConfig(Section):
     """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
-    """Number of last finished episodes that `episode_return_mean` averages; if an iteration
-    finished more, it averages all of them."""
+    """Last finished episodes that `episode_return_mean` averages; all of an iteration, if more."""
     min_time_s_per_iteration: NonNegative | None = None
-    """Seconds that an iteration takes at least, so that its length depends on the machine; null
-    sets no minimum."""
+    """Least seconds of an iteration, whose length then depends on the machine; null: no minimum."""
     min_sample_timesteps_per_iteration: Whole | None = None
-    """Steps that an iteration collects at least, in the unit of `multi_agent.count_steps_by`; null
-    sets no minimum."""
+    """Least steps of an iteration, in the unit `multi_agent.count_steps_by`; null: no minimum."""
     min_train_timesteps_per_iteration: Whole | None = None
-    """Rows that an iteration learns from at least, of all agents, replayed ones included; null sets
-    no minimum."""
+    """Least rows an iteration learns from, of all agents, replayed or not; null: no minimum."""
     info_keys: tuple[str, ...] = ()
     """Keys of numbers in the info of each episode's last step, to report under `custom_metrics`, by
     policy if there are several agents. `is_success` is always reported, as

@@ -67,7 +67,8 @@ _SWITCHES: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
     ("model", {"use_lstm": False, "use_gru": False, "use": None}, _OF_A_MEMORY),
     ("model", {"use_attention": False, "use": None}, _OF_ATTENTION),
     ("model", {**dict.fromkeys(MEMORY_SWITCHES, False), "use": None}, ("max_seq_len",)),
-    ("training", {"optimizer": "adam"}, ("rmsprop_decay", "rmsprop_epsilon")),
+    ("model", {"use_sde": False, "use": None}, ("sde_sample_freq",)),
+    ("training", {"optimizer": "adam"}, ("rmsprop_decay", "rmsprop_epsilon", "rmsprop_start")),
     ("training", {"optimizer": "rmsprop"}, ("adam_epsilon",)),
     ("training", {"grad_clip": None}, ("grad_clip_by",)),
     ("training", {"kl_coeff": 0}, ("kl_target",)),
@@ -148,7 +149,7 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
             )
             yield Finding(("env_runners", key), message)
     if not getattr(algorithm, "samples_distribution", True):
-        for key in changed_settings(experiment.model, ("share_layers", "free_log_std")):
+        for key in changed_settings(experiment.model, ("share_layers", "free_log_std", "init")):
             message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
 

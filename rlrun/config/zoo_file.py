@@ -224,6 +224,10 @@ class _ZooSettings(OldSettings):
 
     def on_policy(self) -> None:
         """Translate the settings that PPO and A2C share."""
+        self.state_noise("n_steps")
+        if self.value("ortho_init") is False:
+            self.derive("model.init", "uniform", "ortho_init")
+        self.take("ortho_init")
         steps, envs = (int(self.number(name, 1)) for name in ("n_steps", "n_envs"))
         rows = steps * envs
         why = f"{steps} steps of {envs} environment{'s' if envs > 1 else ''}"
@@ -236,6 +240,29 @@ class _ZooSettings(OldSettings):
             doubled = 2 * coefficient if isinstance(coefficient, int | float) else coefficient
             why = "doubled, as rlrun halves the squared error"
             self.derive("training.vf_loss_coeff", doubled, "vf_coef", why)
+
+    def state_noise(self, steps: str) -> None:
+        """Translate gSDE, state-dependent exploration.
+
+        Args:
+            steps: the setting of the steps after which noise is drawn if no other is given.
+        """
+        wanted = self.value("use_sde", False)
+        if wanted:
+            every = "sde_sample_freq" if self.number("sde_sample_freq") else steps
+            self.derive("model.use_sde", wanted, "use_sde")
+            self.derive("model.sde_sample_freq", self.value(every), every)
+        if wanted or self.kind != "SAC":
+            self.derive("model.log_std_init", self.value("log_std_init"), "log_std_init")
+            self.take("log_std_init")
+        reasons = {"clip_mean": "means are not clipped"} if wanted else {}
+        if self.value("use_expln"):
+            reasons["use_expln"] = "standard deviations above 1 are exponentials, too"
+        for name in _OF_STATE_NOISE:
+            why = reasons.get(name) if wanted else "use_sde is not true"
+            if why and self.is_given(name):
+                self.ignore(self.values[name], name, why)
+            self.take(name)
 
     def off_policy(self) -> None:
         """Translate the settings that DQN and SAC share."""
@@ -268,6 +295,10 @@ class _ZooSettings(OldSettings):
 
 
 _ITERATION = 1000
+_OF_STATE_NOISE = (
+    *("use_sde", "sde_sample_freq", "use_expln", "full_std", "use_sde_at_warmup"),
+    *("clip_mean", "log_std_init"),
+)
 _ALONE = ("env", "seed", "stop")
 
 
@@ -293,6 +324,7 @@ def _a2c(old: _ZooSettings) -> None:
     elif old.value("use_rms_prop"):
         old.derive("training.optimizer", "rmsprop", "use_rms_prop")
         old.derive("training.rmsprop_decay", 0.99, "use_rms_prop")
+        old.derive("training.rmsprop_start", 0.0, "use_rms_prop", "as torch has it")
         epsilon, why = old.number("rms_prop_eps", 1e-5), "squared, as rlrun adds it under the root"
         old.derive("training.rmsprop_epsilon", float(f"{epsilon**2:.6g}"), "rms_prop_eps", why)
     elif "eps" not in old.values:
@@ -318,6 +350,9 @@ def _sac(old: _ZooSettings) -> None:
     old.off_policy()
     if old.problems:
         return
+    if old.value("use_sde") and old.value("use_sde_at_warmup"):
+        old.derive("exploration.random_steps", 0, "use_sde_at_warmup")
+    old.state_noise("train_freq")
     old.derive("training.tau", old.value("tau"), "tau")
     interval = int(old.number("target_update_interval", 1))
     frequency = max(round(interval / old.updates_per_step), 1) if interval > 1 else 1

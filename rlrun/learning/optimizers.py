@@ -26,9 +26,10 @@ def make_optimizer(parameters: FlatParameters, training: TrainingConfig) -> Flat
     """The optimizer that `training.optimizer` names."""
     vector, grads = parameters.vector, parameters.grads
     if training.optimizer == "rmsprop":
-        return FlatRMSProp(
-            vector, grads, decay=training.rmsprop_decay, eps=training.rmsprop_epsilon
+        decay, eps, start = (
+            getattr(training, f"rmsprop_{x}") for x in ("decay", "epsilon", "start")
         )
+        return FlatRMSProp(vector, grads, decay=decay, eps=eps, start=start)
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 
@@ -95,22 +96,30 @@ class FlatRMSProp:
 
         s <- decay s + (1 - decay) g^2        x <- x - lr g / sqrt(s + eps)
 
-    The mean square s starts at 1, so that first steps are small. torch's RMSProp starts it at 0 and
-    adds epsilon to the root instead: with IMPALA's epsilon of 0.1 that is another algorithm.
+    The mean square s starts at 1, so that first steps are small: for 250 of them, as in short runs
+    of A2C, that decides what is learned. torch's RMSProp starts it at 0 and adds epsilon to the
+    root instead: with IMPALA's epsilon of 0.1 that is another algorithm.
 
     Args:
         vector: parameters x ``[P]``, changed in place by `step`.
         grads: their gradients g ``[P]``, read by `step`.
         decay: of the mean square of the gradients.
         eps: added to it under the root.
+        start: the mean square before the first step.
     """
 
     def __init__(
-        self, vector: Tensor, grads: Tensor, *, decay: float = 0.99, eps: float = 0.1
+        self,
+        vector: Tensor,
+        grads: Tensor,
+        *,
+        decay: float = 0.99,
+        eps: float = 0.1,
+        start: float = 1.0,
     ) -> None:
         self._vector, self._grads = vector, grads
         self._decay, self._eps = decay, eps
-        self._square = torch.ones_like(vector)
+        self._square = torch.full_like(vector, start)
 
     def step(self, lr: float | Tensor) -> None:
         """As `FlatAdam.step`."""

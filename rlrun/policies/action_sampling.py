@@ -441,6 +441,9 @@ class SamplingPolicy(Policy):
         super().__init__(observation_space, action_space)
         self.sampler, self._with_logp = sampler, with_logp
         self._lasting = 0.0
+        self._held: int | None = 1
+        self._num_noisy_weights = 0
+        self._acts_randomly = False
 
     @property
     def unperturbed(self) -> list[slice]:
@@ -451,12 +454,29 @@ class SamplingPolicy(Policy):
         """Set `noise_correlation`, except while all actions are random (`random_steps`)."""
         self.noise_correlation = self._lasting = correlation
 
+    def hold_noise(self, num_weights: int, steps: int | None) -> None:
+        """Draw noise of as many weights, and hold it for some steps; None for an episode's.
+
+        While all actions are random, each has noise of its own.
+        """
+        self._num_noisy_weights = num_weights
+        self.noise_steps = self._held = steps
+
+    def noise_of_actions(self, noise: Array, through: Callable[[Array], Array]) -> Array:
+        """Noise of actions ``[B, A]``, from that of weights and a function of it."""
+        return noise[:, : self.sampler.num_noise] if self._acts_randomly else through(noise)
+
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
+        if self._num_noisy_weights:
+            shape = length, slots, self._num_noisy_weights
+            return rng.standard_normal(shape, dtype=np.float32)
         return self.sampler.draw(rng, length, slots)
 
     def set_exploration(self, settings: Mapping[str, float]) -> None:
         self.sampler.set_exploration(settings)
-        self.noise_correlation = 0.0 if settings.get("random") else self._lasting
+        self._acts_randomly = bool(settings.get("random"))
+        self.noise_correlation = 0.0 if self._acts_randomly else self._lasting
+        self.noise_steps = 1 if self._acts_randomly else self._held
 
     def fragment_columns(
         self, columns: Mapping[str, Array], *, explore: bool = True

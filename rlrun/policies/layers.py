@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -21,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from rlrun.config.schema import Count, ModelConfig
+from rlrun.config.problems import misfit
+from rlrun.config.schema import MEMORY_SWITCHES, Count, ModelConfig
 from rlrun.config.section import Positive, Real, Section
 from rlrun.data.nested import leaf_spaces
 from rlrun.policies.action_sampling import ActionLayout
@@ -59,6 +60,45 @@ IN_NUMPY: dict[str, Callable[..., NDArray[Any]]] = {
 
 
 @dataclass(frozen=True)
+class StateNoise:
+    """State-dependent exploration (Raffin et al. 2021, arXiv:2005.05719, eq. 7 and 8).
+
+    The weights theta of the last layer have noise, theta_ij ~ N(0, sigma_ij^2), so that output j
+    has noise, given the layer's input z, with the variance
+
+        sum_i (sigma_ij z_i)^2 + 1e-6
+
+    The parameter ``weight_log_std`` is log sigma. When acting, theta stays the same for several
+    steps (`sampling.action_noise`), and so noise changes as slowly as z does.
+    """
+
+    log_std_init: float
+    """log sigma at the start."""
+    moves_features: bool
+    """Whether z has a gradient of the variance."""
+
+
+LEAST_VARIANCE = np.float32(1e-6)
+"""Of state-dependent noise, as in Stable-Baselines3."""
+
+
+def state_noise(
+    features: NDArray[Any], weight_log_std: NDArray[Any], noise: NDArray[Any]
+) -> NDArray[Any]:
+    """Standard normal noise ``[N, A]`` of each output, from that of weights ``[N, A * L]``.
+
+    Args:
+        features: input of the last layer, ``[N, L]``.
+        weight_log_std: ``[A, L]``.
+    """
+    std = np.exp(weight_log_std)
+    of_weights = noise.reshape(-1, *std.shape) * std
+    of_outputs = np.matmul(of_weights, features[:, :, None])[:, :, 0]
+    of_outputs /= np.sqrt(np.dot(features * features, (std * std).T) + LEAST_VARIANCE)
+    return of_outputs
+
+
+@dataclass(frozen=True)
 class Layers:
     """Linear layers, named "0", "1", ..., with an activation between them: [N, in] -> [N, out]."""
 
@@ -73,6 +113,8 @@ class Layers:
     sigma0: float | None = None
     """Noise in the weights (Fortunato et al. 2018, arXiv:1706.10295): standard deviations start at
     ``sigma0 / sqrt(inputs of the layer)``. None: no noise."""
+    state_noise: StateNoise | None = None
+    """Log standard deviations beside the outputs, [N, 2 out]."""
 
     @property
     def num_activated(self) -> int:
@@ -87,6 +129,8 @@ class Layers:
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of each parameter, in the order of the flat vector."""
+        if self.state_noise is not None:
+            yield "weight_log_std", (self.sizes[-1], self.sizes[-2])
         for i, (num_inputs, num_outputs) in enumerate(pairwise(self.sizes)):
             for suffix in ("",) if self.sigma0 is None else ("", "_sigma"):
                 yield f"{i}.weight{suffix}", (num_outputs, num_inputs)
@@ -136,7 +180,7 @@ def actor_critic_network(
     num_value_features = gym.spaces.flatdim(space)
     num_features = gym.spaces.flatdim(PolicyInput(space, model.privileged).space)
     if model.share_layers:
-        encoder = Layers((num_features, *model.hidden), model.activation)
+        encoder = Layers((num_features, *model.hidden), model.activation, init=model.init)
         sizes = value_sizes = encoder.sizes[-1:]
     else:
         encoder = Layers((num_features,), model.activation)
@@ -150,10 +194,18 @@ def actor_critic_branches(
     sizes: tuple[int, ...], value_sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
 ) -> dict[str, Layers]:
     """The layers after the encoder; both ``sizes`` are widths up to the last hidden layer."""
+    noise = StateNoise(model.log_std_init, moves_features=False) if model.use_sde else None
+    width = num_outputs if noise is None else num_outputs // 2
+    policy = Layers((*sizes, width), model.activation, policy_gain(model), model.init)
     return {
-        "pi": Layers((*sizes, num_outputs), model.activation, POLICY_GAIN),
-        "vf": Layers((*value_sizes, 1), model.activation, VALUE_GAIN),
+        "pi": replace(policy, state_noise=noise),
+        "vf": Layers((*value_sizes, 1), model.activation, VALUE_GAIN, model.init),
     }
+
+
+def policy_gain(model: ModelConfig) -> float:
+    """Gain of the initial weights of the policy's last layer."""
+    return POLICY_GAIN if model.init == "orthogonal" else HIDDEN_GAINS[model.init]
 
 
 def value_hidden(model: ModelConfig) -> tuple[int, ...]:
@@ -162,9 +214,29 @@ def value_hidden(model: ModelConfig) -> tuple[int, ...]:
 
 
 def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:
-    """How many log standard deviations are parameters of their own."""
+    """How many log standard deviations are parameters of their own; see `check_state_noise`."""
+    check_state_noise(actions, model)
     gaussian = actions.kind == "gaussian" and model.distribution in GAUSSIANS
-    return actions.num_columns if model.free_log_std and gaussian else 0
+    free = model.free_log_std and not model.use_sde
+    return actions.num_columns if free and gaussian else 0
+
+
+def check_state_noise(actions: ActionLayout, model: ModelConfig) -> None:
+    """Raise ConfigError if the `model` section wants `StateNoise` where there is none."""
+    if not model.use_sde:
+        return
+    for memory in (name for name in MEMORY_SWITCHES if getattr(model, name)):
+        message = f"there is no state-dependent noise with a memory; set model.{memory} to false"
+        raise misfit("model.use_sde", message)
+    if actions.kind != "gaussian":
+        message = "state-dependent noise needs actions in a Box of floats; remove this key"
+        raise misfit("model.use_sde", message)
+    if model.distribution not in GAUSSIANS:
+        message = "the distribution with model.use_sde is a normal one; remove this key"
+        raise misfit("model.distribution", message)
+    if not model.free_log_std:
+        message = "with model.use_sde deviations depend on what is observed; remove this key"
+        raise misfit("model.free_log_std", message)
 
 
 class QOptions(Section):
@@ -227,8 +299,9 @@ def q_streams(
 
 def sac_network(num_features: int, num_outputs: int, model: ModelConfig) -> Network:
     """SAC's policy."""
-    sizes = (num_features, *model.hidden, num_outputs)
-    return Network({"pi": Layers(sizes, model.activation, POLICY_GAIN)})
+    noise = StateNoise(model.log_std_init, moves_features=True) if model.use_sde else None
+    sizes = (num_features, *model.hidden, num_outputs if noise is None else num_outputs // 2)
+    return Network({"pi": Layers(sizes, model.activation, POLICY_GAIN, state_noise=noise)})
 
 
 IMAGE_MIN_PIXELS = 5

@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from rlrun.config.problems import misfit
 from rlrun.data.column_data import Array
-from rlrun.policies.layers import HIDDEN_GAINS, IN_NUMPY, Layers, channels_first, factorised_noise
+from rlrun.policies.layers import (
+    HIDDEN_GAINS,
+    IN_NUMPY,
+    LEAST_VARIANCE,
+    Layers,
+    channels_first,
+    factorised_noise,
+)
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -84,8 +91,14 @@ class LayerArrays(NamedTuple):
 class Backward(Protocol):
     """The backward pass of a `vjp`, which overwrites the parameters' gradients."""
 
-    def __call__(self, gradient: Array, *, to_input: bool = False) -> Array:
-        """The gradient of the input if ``to_input``; the output's ``gradient`` is overwritten."""
+    def __call__(
+        self, gradient: Array, *, to_input: bool = False, of_features: Array | None = None
+    ) -> Array:
+        """The gradient of the input if ``to_input``; the output's ``gradient`` is overwritten.
+
+        Args:
+            of_features: added to the gradient of the last layer's input.
+        """
 
 
 def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
@@ -192,22 +205,26 @@ class MLP(nn.Module):
         first = next(self.parameters(), None)
         return self._back_in_numpy is not None and (first is None or first.device.type == "cpu")
 
-    def vjp(self, x: Array) -> tuple[Array, Backward]:
+    def vjp(self, x: Array, kept: list[Array] | None = None) -> tuple[Array, Backward]:
         """The output [N, out], and its backward pass, which computes the parameters' gradients.
 
         Only if `has_vjp`. For small layers autograd's bookkeeping and torch's dispatch cost as much
         as the arithmetic; this is the arithmetic alone, in numpy, as in acting. Each parameter's
         ``.grad`` must exist and is overwritten.
+
+        Args:
+            kept: a list that is given the input and then the output of each layer.
         """
         assert self._in_numpy is not None
         assert self._back_in_numpy is not None
         activate, to_activated = self._in_numpy, self._back_in_numpy
         layers = self._looked_up
         if layers is None or layers.first.data_ptr() != layers.lies_at:
-            layers = self._looked_up = LayerArrays.of(list(self.parameters()))
+            layers = self._looked_up = LayerArrays.of(self._of_layers())
         parameters = self._with_noise(layers) if self.noisy else layers.parameters
         gradients = layers.gradients[::2] if self.noisy else layers.gradients
-        kept = [x]
+        kept = [] if kept is None else kept
+        kept.append(x)
         for i, (weight, bias) in enumerate(parameters):
             x = np.dot(x, weight.T)
             x += bias
@@ -215,7 +232,9 @@ class MLP(nn.Module):
                 activate(x, out=x)
             kept.append(x)
 
-        def backward(gradient: Array, *, to_input: bool = False) -> Array:
+        def backward(
+            gradient: Array, *, to_input: bool = False, of_features: Array | None = None
+        ) -> Array:
             ones = np.ones(len(gradient), np.float32)
             for i in reversed(range(len(parameters))):
                 if i < self._num_activated:
@@ -225,11 +244,17 @@ class MLP(nn.Module):
                 np.dot(ones, gradient, out=d_bias)
                 if i > 0 or to_input:
                     gradient = np.dot(gradient, parameters[i][0])
+                    if of_features is not None and i == len(parameters) - 1:
+                        gradient += of_features
             if self.noisy:
                 self._to_sigmas(layers)
             return gradient
 
         return kept[-1], backward
+
+    def _of_layers(self) -> list[Tensor]:
+        """Weights and biases in the order of the layers."""
+        return list(self.parameters())
 
     def _with_noise(self, layers: LayerArrays) -> list[tuple[Array, Array]]:
         """Each layer's weight and bias under the present noise."""
@@ -253,6 +278,69 @@ class MLP(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_looked_up": None}  # the parameters of a copy are elsewhere
+
+
+class StateNoiseMLP(MLP):
+    """An MLP with the log standard deviations of its outputs beside them, [N, in] -> [N, 2 out].
+
+    They are those of `StateNoise`.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__(layers)
+        assert layers.state_noise is not None
+        self._moves_features = layers.state_noise.moves_features
+        log_std = torch.full_like(self.last.weight, layers.state_noise.log_std_init)
+        self.weight_log_std = nn.Parameter(log_std)
+
+    def forward(self, x: Tensor, *, noisy: bool = True) -> Tensor:
+        """[N, in] -> [N, 2 out]; ``noisy`` changes nothing."""
+        return self.with_features(x)[0]
+
+    def with_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output [N, 2 out], and the input of the last layer [N, L]."""
+        *hidden, last = self._linear_layers()
+        for layer in hidden:
+            x = self._activation(functional.linear(x, layer.weight, layer.bias))
+        features = x if self._moves_features else x.detach()
+        variances = functional.linear(features.square(), (2.0 * self.weight_log_std).exp())
+        log_std = 0.5 * (variances + float(LEAST_VARIANCE)).log()
+        return torch.cat((functional.linear(x, last.weight, last.bias), log_std), dim=1), x
+
+    def vjp(self, x: Array, kept: list[Array] | None = None) -> tuple[Array, Backward]:
+        """See `MLP.vjp`."""
+        kept = [] if kept is None else kept
+        means, of_means = super().vjp(x, kept)
+        features = kept[-2]
+        weight_variances = np.exp(2.0 * self.weight_log_std.detach().numpy())
+        squares = features * features
+        variances = np.dot(squares, weight_variances.T)
+        variances += LEAST_VARIANCE
+
+        def backward(
+            gradient: Array, *, to_input: bool = False, of_features: Array | None = None
+        ) -> Array:
+            d_means, d_log_std = np.split(gradient, 2, axis=1)
+            d_variances = 0.5 * d_log_std / variances
+            assert self.weight_log_std.grad is not None
+            np.multiply(
+                2.0 * weight_variances,
+                np.dot(d_variances.T, squares),
+                out=self.weight_log_std.grad.numpy(),
+            )
+            if self._moves_features:
+                of_features = 2.0 * features * np.dot(d_variances, weight_variances)
+            return of_means(d_means, to_input=to_input, of_features=of_features)
+
+        return np.concatenate((means, 0.5 * np.log(variances)), axis=1), backward
+
+    def _of_layers(self) -> list[Tensor]:
+        return super()._of_layers()[1:]  # without `weight_log_std`
+
+
+def mlp(layers: Layers) -> MLP:
+    """The torch module of some layers."""
+    return MLP(layers) if layers.state_noise is None else StateNoiseMLP(layers)
 
 
 class TwinMLP(nn.Module):

@@ -38,6 +38,7 @@ class Policy:
             random steps of a run. If it is ever used, it must be set from the start and
             `draw_noise` must return standard normal numbers, from which `sampling.action_noise`
             makes an autoregressive process.
+        noise_steps: steps of an episode that are given the same noise; None: all of them.
     """
 
     view_requirements: dict[str, ViewRequirement]
@@ -45,6 +46,7 @@ class Policy:
     explores = True
     draws_for_fragments = False
     noise_correlation = 0.0
+    noise_steps: int | None = 1
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.view_requirement import ViewRequirement
 from rlrun.policies.action_sampling import ActionLayout, action_layout
-from rlrun.policies.layers import POLICY_GAIN, VALUE_GAIN, Layers, value_hidden
+from rlrun.policies.layers import VALUE_GAIN, Layers, policy_gain, value_hidden
 from rlrun.policies.networks import MLP, linear
 from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
@@ -73,11 +73,12 @@ class Heads(nn.Module):
         action_space, model = module.action_space, module.model
         self.log_std = log_std_parameter(action_space, model)
         num_log_std = 0 if self.log_std is None else len(self.log_std)
-        self.pi = linear(width, module.distribution.num_inputs - num_log_std, POLICY_GAIN)
-        self.vf: nn.Module = linear(width, 1, VALUE_GAIN)
+        num_outputs = module.distribution.num_inputs - num_log_std
+        self.pi = linear(width, num_outputs, policy_gain(model), model.init)
+        self.vf: nn.Module = linear(width, 1, VALUE_GAIN, model.init)
         if privileged_width:
             sizes = (width + privileged_width, *value_hidden(model), 1)
-            self.vf = MLP(Layers(sizes, model.activation, VALUE_GAIN))
+            self.vf = MLP(Layers(sizes, model.activation, VALUE_GAIN, model.init))
         if self.log_std is None:
             set_log_std_bias(self.pi, action_space, model)
 
@@ -107,10 +108,12 @@ class MemoryActorCritic(RLModule):
         super().__init__(observation_space, action_space, model)
         self._encoder_input = EncoderInput(observation_space, model)
         self._policy_input = PolicyInput(observation_space, model.privileged)
-        self.encoder, self._width = encoder_of(self._policy_input.space, model)
+        self.encoder, self._width = encoder_of(self._policy_input.space, model, model.init)
         self.vf_encoder, self._privileged_width = None, 0
         if self._policy_input.is_partial:
-            self.vf_encoder, self._privileged_width = encoder_of(observation_space, model)
+            self.vf_encoder, self._privileged_width = encoder_of(
+                observation_space, model, model.init
+            )
 
     @abstractmethod
     def remember(self, batch: TensorBatch) -> tuple[Tensor, Sequence[Tensor]]:

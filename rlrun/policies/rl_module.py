@@ -41,7 +41,7 @@ from rlrun.policies.layers import (
     has_image,
     is_image,
 )
-from rlrun.policies.networks import MLP, ConvEncoder, scaled
+from rlrun.policies.networks import MLP, ConvEncoder, StateNoiseMLP, mlp, scaled
 from rlrun.policies.privileged import PolicyInput
 
 TensorBatch = Mapping[str, Tensor]
@@ -164,8 +164,9 @@ class ActorCritic(RLModule):
 
     Policy and value function are separate networks, or heads on one encoder
     (``model.share_layers``, by default for images and for a user's encoder). Weights are orthogonal
-    with gain sqrt(2), 0.01 for the policy head and 1 for the value head; biases are 0. For a Box
-    action space each dimension has a free log standard deviation, at first ``model.log_std_init``.
+    with gain sqrt(2), 0.01 for the policy head and 1 for the value head, unless ``model.init`` says
+    otherwise; biases are 0. For a Box action space each dimension has a free log standard
+    deviation, at first ``model.log_std_init``, or one that depends on the state (`StateNoise`).
 
     Parameters are ``log_std``, then ``encoder``, ``pi`` and ``vf`` as in `actor_critic_network`.
     The encoder of separate MLPs has no layers; with images or a user's encoder and
@@ -196,14 +197,14 @@ class ActorCritic(RLModule):
                 num_features = gym.spaces.flatdim(observation_space)
                 self.vf_encoder = MLP(Layers((num_features,), model.activation))
         else:
-            self.encoder, width = encoder_of(self._policy_input.space, model)
+            self.encoder, width = encoder_of(self._policy_input.space, model, model.init)
             value_width = width
             if not shared:
-                self.vf_encoder, value_width = encoder_of(observation_space, model)
+                self.vf_encoder, value_width = encoder_of(observation_space, model, model.init)
             num_outputs = num_inputs - num_log_std
             branches = actor_critic_branches((width,), (value_width,), num_outputs, model)
         for name, layers in branches.items():
-            self.add_module(name, MLP(layers))
+            self.add_module(name, mlp(layers))
         if self.log_std is None:
             set_log_std_bias(self.pi.last, action_space, model)
         # With a shared encoder, which is most of the work, values cost almost nothing.
@@ -222,14 +223,12 @@ class ActorCritic(RLModule):
         return self._is_plain and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """``action_dist_inputs`` [N, P] and ``vf_preds`` [N]."""
+        """``action_dist_inputs`` [N, P] and ``vf_preds`` [N], and what is in `policy_outputs`."""
         obs = self._encoder_input(batch[col.OBS], self.encoder)
         features = self.encoder(self._policy_input(obs) if self._policy_input.is_partial else obs)
         value_features = features if self.vf_encoder is None else self.vf_encoder(obs)
-        return {
-            col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features)),
-            col.VF_PREDS: self.vf(value_features).squeeze(-1),
-        }
+        outputs = policy_outputs(self.pi, features, self.log_std)
+        return {**outputs, col.VF_PREDS: self.vf(value_features).squeeze(-1)}
 
     def forward_exploration(self, batch: TensorBatch) -> dict[str, Tensor]:
         """With ``vf_preds`` [N] only if `values_when_acting`."""
@@ -240,7 +239,7 @@ class ActorCritic(RLModule):
         obs: Any = batch[col.OBS]
         seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         features = self.encoder(self._encoder_input(seen, self.encoder))
-        return {col.ACTION_DIST_INPUTS: dist_inputs(self.log_std, self.pi(features))}
+        return policy_outputs(self.pi, features, self.log_std)
 
     def compute_values(self, batch: TensorBatch) -> Tensor:
         """Values [N], without the policy branch."""
@@ -287,9 +286,20 @@ def dist_inputs(log_std: Tensor | None, outputs: Tensor) -> Tensor:
     return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
 
 
+def policy_outputs(pi: MLP, features: Tensor, log_std: Tensor | None = None) -> dict[str, Tensor]:
+    """``action_dist_inputs`` [N, P] of a policy's layers, and what samples of them need.
+
+    With `model.use_sde` also ``noise_features`` [N, L], the input of the last layer.
+    """
+    if not isinstance(pi, StateNoiseMLP):
+        return {col.ACTION_DIST_INPUTS: dist_inputs(log_std, pi(features))}
+    inputs, noise_features = pi.with_features(features)
+    return {col.ACTION_DIST_INPUTS: inputs, col.NOISE_FEATURES: noise_features}
+
+
 def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: ModelConfig) -> None:
     """Let log standard deviations that the head computes start at ``model.log_std_init``, too."""
-    if model.distribution not in GAUSSIANS:
+    if model.distribution not in GAUSSIANS or model.use_sde:
         return
     with torch.no_grad():
         for leaf in action_layout(action_space).leaves:

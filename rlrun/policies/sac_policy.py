@@ -22,7 +22,7 @@ from rlrun.policies.action_sampling import (
 )
 from rlrun.policies.exploration import OWN, exploring_sampler, lasting_noise, weight_stddev
 from rlrun.policies.exploration_strategy import exploring
-from rlrun.policies.layers import sac_network
+from rlrun.policies.layers import check_state_noise, sac_network
 from rlrun.policies.numpy_policy import FlatArrays, MLPPolicy, NumpyMLP
 from rlrun.policies.policy import Policy
 from rlrun.policies.privileged import PolicyInput
@@ -53,6 +53,7 @@ def build_sac_policy(
         ConfigError: SAC cannot act in this space, or not with noise that lasts.
     """
     sampler = sac_sampler(action_space)
+    check_state_noise(action_layout(action_space), model)
     if noise_correlation and not isinstance(sampler, SquashedGaussianSampler):
         message = f"noise that lasts needs a Box of floats, this environment has {action_space}"
         raise misfit("training.noise_correlation", message)

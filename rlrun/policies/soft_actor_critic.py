@@ -21,8 +21,14 @@ from rlrun.config.schema import ModelConfig
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.policies.action_sampling import action_layout
-from rlrun.policies.layers import VALUE_GAIN, Layers, sac_network, value_hidden
-from rlrun.policies.networks import MLP, Backward, TwinBackward, TwinMLP
+from rlrun.policies.layers import (
+    VALUE_GAIN,
+    Layers,
+    check_state_noise,
+    sac_network,
+    value_hidden,
+)
+from rlrun.policies.networks import Backward, TwinBackward, TwinMLP, mlp
 from rlrun.policies.privileged import PolicyInput
 from rlrun.policies.rl_module import (
     EncoderInput,
@@ -33,6 +39,7 @@ from rlrun.policies.rl_module import (
     flat_features,
     flattens,
     own_module,
+    policy_outputs,
     set_log_std_bias,
 )
 
@@ -46,10 +53,11 @@ class SACPolicyNetwork(RLModule):
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], model: ModelConfig
     ) -> None:
         super().__init__(observation_space, action_space, model)
+        check_state_noise(action_layout(action_space), model)
         self._policy_input = PolicyInput(observation_space, model.privileged)
         self.encoder, width = _encoder_before(self._policy_input.space, model)
         network = sac_network(width, self.distribution.num_inputs, model)
-        self.pi = MLP(network.branches["pi"])
+        self.pi = mlp(network.branches["pi"])
         set_log_std_bias(self.pi.last, action_space, model)
         self._encoder_input = EncoderInput(observation_space, model)
 
@@ -58,11 +66,11 @@ class SACPolicyNetwork(RLModule):
         return self.encoder is None and self.pi.has_vjp
 
     def forward_train(self, batch: TensorBatch) -> dict[str, Tensor]:
-        """``action_dist_inputs`` ``[N, P]``."""
+        """``action_dist_inputs`` ``[N, P]``, and what else is in `policy_outputs`."""
         obs: Any = batch[col.OBS]
         seen = self._policy_input(obs) if self._policy_input.is_partial else obs
         obs = self._encoder_input(seen, self.encoder)
-        return {col.ACTION_DIST_INPUTS: self.pi(obs if self.encoder is None else self.encoder(obs))}
+        return policy_outputs(self.pi, obs if self.encoder is None else self.encoder(obs))
 
     def vjp(self, batch: Mapping[str, Array]) -> tuple[Array, Backward]:
         """``action_dist_inputs`` ``[N, P]`` without autograd, as `MLP.vjp`; only if `has_vjp`."""

@@ -7,6 +7,7 @@ and not on torch's generators or on the device. Must not know of environments, R
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -24,8 +25,9 @@ from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
 from rlrun.policies.catalog import build_module
 from rlrun.policies.chosen_distributions import sampler_of
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor, weights_checksum
-from rlrun.policies.layers import Layout
+from rlrun.policies.layers import Layout, state_noise
 from rlrun.policies.masked_module import with_action_mask
+from rlrun.policies.networks import StateNoiseMLP
 from rlrun.policies.rl_module import RLModule
 from rlrun.policies.view_reads import unread_views
 
@@ -75,6 +77,10 @@ class TorchPolicy(SamplingPolicy):
         super().__init__(observation_space, action_space, sampler, with_logp=with_logp)
         self._mask = action_mask_of(observation_space, action_space)
         self.draws_for_fragments = module.noisy
+        last = getattr(module, "pi", None)
+        self._state_noise = last if isinstance(last, StateNoiseMLP) else None
+        if self._state_noise is not None:
+            self.hold_noise(self._state_noise.weight_log_std.numel(), model.sde_sample_freq)
         self._flat = FlatParameters(self.module)
         self._checksum: int | None = None  # of the weights; not known yet
         self.view_requirements = dict(self.module.view_requirements)
@@ -120,6 +126,7 @@ class TorchPolicy(SamplingPolicy):
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
         states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
+        features = fetches.pop(col.NOISE_FEATURES, np.zeros((0, 0)))
         if explore and self.module.values_when_acting:
             if self._checksum is None:
                 self._checksum = weights_checksum(self.module)
@@ -129,7 +136,10 @@ class TorchPolicy(SamplingPolicy):
         if not explore:
             return self.sampler.mode(inputs), states, fetches
         if noise is None:
-            noise = self.sampler.draw(np.random.default_rng(), 1, len(inputs))[0]
+            noise = self.draw_noise(np.random.default_rng(), 1, len(inputs))[0]
+        if self._state_noise is not None:
+            log_std = self._state_noise.weight_log_std.detach().cpu().numpy()
+            noise = self.noise_of_actions(noise, partial(state_noise, features, log_std))
         return self.sampler.sample(inputs, noise), states, fetches
 
     def begin_fragment(self, rng: np.random.Generator) -> None:

@@ -11,7 +11,8 @@ Every x_t is N(0, 1) again, and x_t and x_{t+k} correlate by rho^k (Korenkevych 
 "Autoregressive Policies for Continuous Control Deep Reinforcement Learning", with order 1; compare
 the Ornstein-Uhlenbeck noise of Lillicrap et al. 2016, and Eberhard et al. 2023, "Pink Noise Is All
 You Need"). Independent noise cancels out over a few steps; this noise can push for long enough to
-get somewhere. Each episode of each slot begins with a z of its own.
+get somewhere. Each episode of each slot begins with a z of its own. A policy with `noise_steps` n
+is given the same z in n steps of an episode.
 
     S  slots    k  slots that act    K  random numbers of an action
 """
@@ -54,15 +55,15 @@ class ActionNoise:
         self._blocks: Array | None = None  # [S, _BLOCK, K] of the episodes
         self._position = np.empty(0, np.int64)  # [S] in the blocks, of the next actions
         self._num_left = _BLOCK  # actions until a block may be used up
-        self._first = np.empty(0, np.bool_)  # [S] whether the next action is an episode's first
+        self._age = np.empty(0, np.int64)  # [S] actions of the episode that had lasting noise
         self._all = np.empty(0, np.int64)  # [S]
-        self._last: Array | None = None  # [S, K] correlated noise of the last action
+        self._last: Array | None = None  # [S, K] lasting noise of the last action
 
     def resize(self, slots: int) -> None:
         """Make room for this many slots, more than before."""
-        more, self._all = slots - len(self._first), np.arange(slots)
+        more, self._all = slots - len(self._age), np.arange(slots)
         self._position = np.append(self._position, np.zeros(more, np.int64))
-        self._first = np.append(self._first, np.ones(more, np.bool_))
+        self._age = np.append(self._age, np.zeros(more, np.int64))
         if self._last is not None:
             added = np.zeros((more, *self._last.shape[1:]), self._last.dtype)
             self._last = np.append(self._last, added, axis=0)
@@ -90,7 +91,7 @@ class ActionNoise:
 
     def begin_episodes(self, slots: Array | int) -> None:
         """Episodes begin in these slots, int ``[k]``; the fragment's generator goes on."""
-        self._first[slots] = True
+        self._age[slots] = 0
 
     def begin_episode(self, slot: int, rng: np.random.Generator, taken: int = 0) -> None:
         """An episode begins whose noise comes from ``rng``.
@@ -100,7 +101,7 @@ class ActionNoise:
         """
         num_blocks, position = divmod(taken, _BLOCK)
         self._episodes[slot], self._position[slot] = rng, position
-        self._first[slot] = taken == 0
+        self._age[slot] = taken
         self._num_left = min(self._num_left, _BLOCK - position)
         for _ in range(num_blocks + 1):
             self._draw(slot)
@@ -126,9 +127,10 @@ class ActionNoise:
                 self._draw_rows(*self._fragment)
             noise = self._rows[self._row]
             self._row += 1
-        if noise is None or not self._policy.noise_correlation:
+        policy = self._policy
+        if noise is None or (not policy.noise_correlation and policy.noise_steps == 1):
             return noise
-        return self._correlated(noise, slice(None) if slots is None else slots)
+        return self._lasting(noise, slice(None) if slots is None else slots)
 
     def _draw_again(self) -> None:
         """Renew blocks that are used up."""
@@ -142,34 +144,40 @@ class ActionNoise:
         if drawn is None:
             return
         if self._blocks is None or slot >= len(self._blocks):
-            grown = np.empty((len(self._first), _BLOCK, *drawn.shape[2:]), drawn.dtype)
+            grown = np.empty((len(self._age), _BLOCK, *drawn.shape[2:]), drawn.dtype)
             if self._blocks is not None:
                 grown[: len(self._blocks)] = self._blocks
             self._blocks = grown
         self._blocks[slot] = drawn[:, 0]
 
-    def _correlated(self, fresh: Array, slots: Any) -> Array:
+    def _lasting(self, fresh: Array, slots: Any) -> Array:
         if self._last is None:
-            self._last = np.zeros((len(self._first), *fresh.shape[1:]), fresh.dtype)
-        rho = self._policy.noise_correlation
-        lasting = rho * self._last[slots] + math.sqrt(1.0 - rho**2) * fresh
-        noise = np.where(self._first[slots, None], fresh, lasting)
-        self._last[slots], self._first[slots] = noise, False
+            self._last = np.zeros((len(self._age), *fresh.shape[1:]), fresh.dtype)
+        noise, age = self._last[slots], self._age[slots]
+        rho, steps = self._policy.noise_correlation, self._policy.noise_steps
+        begins = age == 0
+        if rho:
+            noise = rho * noise + math.sqrt(1.0 - rho**2) * fresh
+        elif steps is not None:
+            begins = age % steps == 0
+        noise = np.where(begins[:, None], fresh, noise)
+        self._last[slots], self._age[slots] = noise, age + 1
         return noise  # the policy may overwrite it: `_last` is a copy
 
     def get_state(self, slots: Any = slice(None)) -> dict[str, Any]:
         """What lasts of the noise of these slots."""
         last = None if self._last is None else self._last[slots].copy()
         parameters = {} if self.parameters is None else self.parameters.get_state()
-        return {"first": self._first[slots].copy(), "last": last, "parameters": parameters}
+        return {"age": self._age[slots].copy(), "last": last, "parameters": parameters}
 
     def set_state(self, state: Mapping[str, Any], slots: Any = slice(None)) -> None:
         """Restore a state from `get_state`, for the same agents, now in these slots."""
-        self._first[slots] = state["first"]
+        # Older checkpoints tell whether the next action is an episode's first.
+        self._age[slots] = state["age"] if "age" in state else ~np.asarray(state["first"])
         if self.parameters is not None and (noise := state.get("parameters")):
             self.parameters.set_state(noise)
         if state["last"] is not None:
             last = np.asarray(state["last"])
             if self._last is None:
-                self._last = np.zeros((len(self._first), *last.shape[1:]), last.dtype)
+                self._last = np.zeros((len(self._age), *last.shape[1:]), last.dtype)
             self._last[slots] = last

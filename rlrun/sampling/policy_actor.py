@@ -73,7 +73,8 @@ class PolicyActor:
             collects=collects,
         )
         self._num_slots, self._num_agents, self._noise_keys = num_slots, num_agents, noise_keys
-        self.noise_of_episodes = noise_keys is not None or self.policy.noise_correlation > 0
+        lasts = self.policy.noise_correlation > 0 or self.policy.noise_steps != 1
+        self.noise_of_episodes = noise_keys is not None or lasts
         self._history = connectors.history
         # Connectors that change nothing are not called in every step.
         self._filter = None if self.observations.identity else self.observations

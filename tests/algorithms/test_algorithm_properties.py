@@ -295,6 +295,8 @@ EXPLORATIONS = {
     "SoftQ": ("DQN", {"epsilon": DEFAULT_EPSILON, "random_steps": 75, "temperature": FALLING}),
     "Random": ("DQN", {"epsilon": DEFAULT_EPSILON}),
     "ParameterNoise": ("DQN", {"epsilon": [[0, 0.5], [100, 0.1]], "initial_stddev": 0.5}),
+    "state-dependent noise": ("SAC", {"model": {"use_sde": True, "sde_sample_freq": 8}}),
+    "state-dependent noise of episodes": ("PPO", {"model": {"use_sde": True}}),
     "noise in weights": ("SAC", {"exploration": {"type": "ParameterNoise", "random_steps": 20}}),
 }
 
@@ -316,7 +318,7 @@ def test_every_way_to_explore_goes_on_to_the_bit(request, built, kind, runners):
         request.getfixturevalue("shared_actors")
     name, settings = EXPLORATIONS[kind]
     sections = {"exploration": {"type": kind, **settings}} if kind.isalpha() else settings
-    env = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
+    env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
 
     def exploring():
         return built(name, env, runners=runners, **sections, **FILTERED)

@@ -37,6 +37,7 @@ def found(caplog):
         ("PPO", "CartPole-v1", {"model": {"log_std_init": -1.0}}, ["model.log_std_init"]),
         ("PPO", "Pendulum-v1", {"model": {"log_std_init": -1.0, "free_log_std": False}}, []),
         ("PPO", "CartPole-v1", {"model": {"free_log_std": False}}, ["model.free_log_std"]),
+        ("DQN", "CartPole-v1", {"model": {"use_sde": True}}, ["model.use_sde"]),
         ("PPO", "CartPole-v1", {"model": {"conv_head": 8}}, ["model.conv_head"]),
         ("DQN", "CartPole-v1", {"model": {"conv_dtype": "bfloat16"}}, ["model.conv_dtype"]),
         ("PPO", PICTURES, {"model": {"conv_head": 8, "hidden": [8]}}, ["model.hidden"]),

@@ -32,6 +32,8 @@ MEANINGS = {
         "model.hidden": [256, 256],
         "model.activation": "relu",
         "model.log_std_init": -2.0,
+        "model.init": "uniform",
+        "model.use_sde": False,
         "env_runners.observation_filter": "MeanStdFilter",
         "connectors.normalize_rewards": False,
         "env_runners.env_wrappers": [
@@ -46,12 +48,21 @@ MEANINGS = {
         "training.entropy_coeff": 0.0,
         "training.optimizer": "rmsprop",
         "training.rmsprop_epsilon": 1e-10,
+        "training.rmsprop_start": 0.0,
+        "model.init": "orthogonal",
     },
     ("A2C", "Acrobot-v1"): {
         "connectors.normalize_rewards": True,
         "env_runners.gym_env_vectorize_mode": "async",
         "training.vf_loss_coeff": 0.5,
         "training.rmsprop_epsilon": 1e-5,
+        "training.rmsprop_start": 1.0,
+    },
+    ("A2C", "Pendulum-v1"): {
+        "model.use_sde": True,
+        "model.sde_sample_freq": 8,
+        "model.log_std_init": -2.0,
+        "model.init": "uniform",
     },
     ("DQN", "CartPole-v1"): {
         "model.hidden": [256, 256],
@@ -77,6 +88,10 @@ MEANINGS = {
         "training.initial_alpha": 0.1,
         "training.alpha_lr": 0.0,
         "training.tau": 0.01,
+        "model.use_sde": True,
+        "model.sde_sample_freq": 32,
+        "model.log_std_init": -3.67,
+        "exploration.random_steps": 0,
     },
 }
 
@@ -112,10 +127,27 @@ def test_settings_mean_what_they_meant(algorithm, env, written):
 
 
 def test_keys_of_state_dependent_exploration_have_no_effect_without_it(written):
-    keys = ("use_sde", "use_expln", "use_sde_at_warmup", "sde_sample_freq", "log_std_init")
+    keys = ("use_sde", "sde_sample_freq", "use_expln", "use_sde_at_warmup", "log_std_init")
     settings = ", ".join(f"{key}: false" for key in keys)
     loaded = load(written(f"Pendulum-v1: {{n_timesteps: 1e5, {settings}}}", "sac"))
     assert loaded.warnings[0].message.endswith(f"; without effect: {', '.join(keys)}")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "sac"])
+def test_state_dependent_exploration(written, algorithm):
+    unlike = ", use_sde_at_warmup: false, clip_mean: 2.0" if algorithm == "sac" else ""
+    settings = f"n_steps: 16, use_sde: true, use_expln: true, full_std: true{unlike}"
+    loaded = load(written(f"Pendulum-v1: {{n_timesteps: 1e5, {settings}}}", algorithm))
+    experiment = loaded.experiment
+    steps, log_std, unused = 16, 0.0, ["use_expln"]
+    if algorithm == "sac":  # n_steps are those of its returns
+        steps, log_std, unused = 1, -3.0, ["use_expln", "clip_mean"]
+        assert experiment.exploration.random_steps == 100
+    assert (experiment.model.sde_sample_freq, experiment.model.log_std_init) == (steps, log_std)
+    assert loaded.warnings[0].message.endswith(f"; without effect: {', '.join(unused)}")
+    other = load(written(f"Pendulum-v1: {{n_timesteps: 1e5, {settings}, sde_sample_freq: 4}}",
+                         algorithm))  # fmt: skip
+    assert other.experiment.model.sde_sample_freq == 4
 
 
 def test_the_examples_are_all_there_is_to_check():
@@ -140,7 +172,7 @@ def test_layers_of_two_networks(written, algorithm, net_arch, hidden, value_hidd
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("use_sde: true", "CartPole-v1.use_sde: rlrun has no state-dependent exploration"),
+        ("full_std: false", "CartPole-v1.full_std: each weight has a standard deviation"),
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
         ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a schedule such as"),

@@ -62,6 +62,20 @@ def test_rmsprop_takes_the_steps_of_tensorflows(decay, eps):
         np.testing.assert_allclose(moved.numpy(), parameters, rtol=1e-5, atol=1e-6)
 
 
+def test_rmsprop_that_starts_at_0_takes_the_steps_of_torchs_own():
+    """But for epsilon, which torch adds to the root, and which is too small to matter here."""
+    torch.manual_seed(0)
+    vector, grads = torch.randn(40), torch.zeros(40)
+    reference = torch.nn.Parameter(vector.clone())
+    theirs = torch.optim.RMSprop([reference], eps=1e-12)
+    optimizer = FlatRMSProp(vector, grads, eps=1e-20, start=0.0)
+    for lr, seen, moved in steps(optimizer, vector, grads):
+        reference.grad = seen.clone()
+        theirs.param_groups[0]["lr"] = lr
+        theirs.step()
+        torch.testing.assert_close(moved, reference.data, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [FlatAdam, FlatRMSProp])
 def test_a_restored_optimizer_takes_the_same_steps(kind):
     def make():

@@ -241,6 +241,29 @@ def test_initialisation_is_the_papers(
         torch.testing.assert_close(singular, torch.full_like(singular, gain), msg=name)
 
 
+@pytest.mark.parametrize(
+    ("observations", "model"),
+    [
+        ("vector", {"hidden": (64, 64)}),
+        ("vector", SHARED),
+        ("image", {"conv_head": 32}),
+        ("image", {"conv_head": 32, "share_layers": False}),
+        ("vector", {"use_gru": True, "lstm_cell_size": 8}),
+    ],
+)
+def test_uniform_initialisation_is_torchs_own(observations: str, model: dict[str, Any]) -> None:
+    """Weights and biases of a layer with n inputs are within 1 / sqrt(n)."""
+    space = OBSERVATION_SPACES[observations]
+    module = build(space, gym.spaces.Discrete(3), init="uniform", **model)
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    assert len(layers) >= 4
+    for layer in layers:
+        bound = layer.weight[0].numel() ** -0.5
+        for values in (layer.weight, layer.bias):
+            assert values.abs().max() <= bound
+            assert values.numel() < 30 or values.abs().max() > 0.8 * bound
+
+
 @pytest.mark.parametrize("actions", ["box", "dict"])
 def test_log_std_starts_at_its_setting(actions: str) -> None:
     space = ACTION_SPACES[actions]

@@ -39,6 +39,14 @@ class IndependentPushes(Pushes):
     noise_correlation = 0.0
 
 
+class HeldPushes(IndependentPushes):
+    noise_steps = 3
+
+
+class PushesOfEpisodes(IndependentPushes):
+    noise_steps = None
+
+
 class OverwritingPushes(Pushes):
     """Does its arithmetic where its noise stands."""
 
@@ -83,16 +91,21 @@ def make_runner(policy=Pushes, *, num_envs=3, role=Role.TRAIN, env=None, **setti
     return EnvRunner(spec, role=role)
 
 
-def process(independent, begins):
+def process(independent, begins, rho=RHO, steps=1):
     """A slow transcription, of one sub-environment or agent; exact to the bit.
 
     Args:
         independent: ``[T, K]``.
         begins: whether an episode begins with a step, ``[T]``.
+        steps: that are given the same noise; None for those of an episode.
     """
-    rows = []
+    rows, age = [], 0
     for z, first in zip(independent, begins, strict=True):
-        rows.append(z if first else RHO * rows[-1] + math.sqrt(1 - RHO**2) * z)
+        age = 0 if first else age + 1
+        if first or (not rho and steps is not None and age % steps == 0):
+            rows.append(z)
+        else:
+            rows.append(RHO * rows[-1] + math.sqrt(1 - RHO**2) * z if rho else rows[-1])
     return np.stack(rows)
 
 
@@ -108,6 +121,8 @@ def drawn(fragment, length, num_envs):
         (Pushes, {"horizon": 4, "soft_horizon": True}),
         (IndependentPushes, {}),
         (OverwritingPushes, {}),
+        (HeldPushes, {}),
+        (PushesOfEpisodes, {"horizon": 4, "soft_horizon": True}),
     ],
 )
 def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_episode(
@@ -121,9 +136,8 @@ def test_sub_environments_act_by_the_process_over_fragments_and_anew_in_each_epi
         noise = np.concatenate([p[col.ACTIONS][m] for p, m in zip(parts, mine, strict=True)])
         begins = np.concatenate([p[col.T][m] for p, m in zip(parts, mine, strict=True)]) == 0
         assert 1 < begins.sum() < len(begins)
-        expected = independent[:, env_index]
-        if policy is not IndependentPushes:
-            expected = process(expected, begins)
+        held = policy.noise_correlation, policy.noise_steps
+        expected = process(independent[:, env_index], begins, *held)
         if policy is OverwritingPushes:
             expected = 0.5 * expected
         np.testing.assert_array_equal(noise, expected)
@@ -185,8 +199,10 @@ def test_evaluation_with_exploration_plays_each_episode_with_its_own():
         np.testing.assert_array_equal(np.stack(pushes[episode]), expected)
 
 
-def test_each_agent_has_a_process_of_its_own_that_a_restored_slot_goes_on_with():
-    noise = ActionNoise(Pushes(None, None))
+@pytest.mark.parametrize("policy", [Pushes, HeldPushes, PushesOfEpisodes])
+def test_each_agent_has_a_process_of_its_own_that_a_restored_slot_goes_on_with(policy):
+    held = policy.noise_correlation, policy.noise_steps
+    noise = ActionNoise(policy(None, None))
     noise.resize(4)
     slots, steps = np.array([0, 3]), 150
     noise.begin_episode(0, agent_noise(11, 0))
@@ -198,13 +214,13 @@ def test_each_agent_has_a_process_of_its_own_that_a_restored_slot_goes_on_with()
     begins = np.arange(steps) == 0
     for k, agent in enumerate((0, 1)):
         independent = agent_noise(11, agent).standard_normal((192, 2), dtype=np.float32)
-        np.testing.assert_array_equal(rows[:, k], process(independent[:steps], begins))
+        np.testing.assert_array_equal(rows[:, k], process(independent[:steps], begins, *held))
     noise.begin_episode(0, agent_noise(12, 0))  # another episode
     np.testing.assert_array_equal(
         noise.next(np.array([0]))[0],
         agent_noise(12, 0).standard_normal((64, 2), dtype=np.float32)[0],
     )
-    restored = ActionNoise(Pushes(None, None))
+    restored = ActionNoise(policy(None, None))
     restored.resize(2)
     restored.begin_episode(1, agent_noise(11, 1), taken=70)
     restored.set_state(state, np.array([1]))

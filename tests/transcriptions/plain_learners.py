@@ -76,7 +76,7 @@ class Learner:
         if self._adam:
             self._optimizer: Any = torch.optim.Adam(parameters, eps=s.adam_epsilon)
         else:
-            self._squares = [torch.ones_like(p) for p in parameters]
+            self._squares = [torch.full_like(p, s.rmsprop_start) for p in parameters]
             self._decay, self._eps = s.rmsprop_decay, s.rmsprop_epsilon
 
     def step(self, loss: Tensor, lr: float) -> None:

@@ -17,8 +17,17 @@ Weights = dict[str, Tensor]
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
 
-def mlp(w: Weights, name: str, x: Tensor, activation: str, noise: Any = None) -> Tensor:
-    """Linear layers ``<name>.0``, ``<name>.1``, ... and the activation between them."""
+def mlp(
+    w: Weights, name: str, x: Tensor, activation: str, noise: Any = None, *, moves: bool = True
+) -> Tensor:
+    """Linear layers ``<name>.0``, ``<name>.1``, ... and the activation between them.
+
+    With state-dependent noise the logarithm of its deviation is beside the outputs.
+
+    Args:
+        moves: whether that has a gradient of the last layer's input.
+    """
+    features = x
     layers = [key for key in w if key.startswith(f"{name}.") and key.endswith(".weight")]
     for i in range(len(layers)):
         weight, bias = w[f"{name}.{i}.weight"], w[f"{name}.{i}.bias"]
@@ -26,9 +35,14 @@ def mlp(w: Weights, name: str, x: Tensor, activation: str, noise: Any = None) ->
             into, out = noise[name][i]
             weight = weight + w[f"{name}.{i}.weight_sigma"] * out[:, None] * into[None, :]
             bias = bias + w[f"{name}.{i}.bias_sigma"] * out
+        features = x
         x = (weight[None] * x[:, None, :]).sum(-1) + bias
         if i < len(layers) - 1 or name == "encoder":
             x = ACTIVATIONS[activation](x)
+    if f"{name}.weight_log_std" in w:  # Raffin et al. 2021, eq. 8
+        z = features if moves else features.detach()
+        variances = (w[f"{name}.weight_log_std"].exp()[None] * z[:, None, :]).square().sum(-1)
+        x = torch.cat((x, (variances + 1e-6).sqrt().log()), -1)
     return x
 
 
@@ -57,7 +71,7 @@ class ActorCritic:
             obs = torch.sin(obs @ w["encoder.layer.weight"].T + w["encoder.layer.bias"])
         elif "encoder.0.weight" in w:
             obs = mlp(w, "encoder", obs, self._activation)
-        inputs, values = (mlp(w, name, obs, self._activation) for name in ("pi", "vf"))
+        inputs, values = (mlp(w, name, obs, self._activation, moves=False) for name in ("pi", "vf"))
         if "log_std" in w:
             inputs = torch.cat((inputs, w["log_std"].expand_as(inputs)), -1)
         return inputs, values[:, 0]

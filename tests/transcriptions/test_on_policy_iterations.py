@@ -23,6 +23,10 @@ ALGORITHMS = {
     "PG in parts": (lambda: small(PGConfig(), length=6, microbatch_size=7, lr=LR), pg),
     "A2C": (lambda: small(A2CConfig(), microbatch_size=20, **CRITIC), a2c),
     "A2C, RMSProp": (lambda: small(A2CConfig(), optimizer="rmsprop", **CRITIC), a2c),
+    "A2C, torch's RMSProp": (
+        lambda: small(A2CConfig(), optimizer="rmsprop", rmsprop_start=0, **CRITIC),
+        a2c,
+    ),
     "A3C": (lambda: small(A3CConfig(), length=8, **CRITIC), a3c),
     "PPO": (lambda: clipping(clip_param=0.1), ppo),
     "PPO, KL": (lambda: clipping(kl_coeff=0.5, kl_target=0.02, vf_clip_param=0.3), ppo),
@@ -65,6 +69,8 @@ def test_iterations_equal_the_transcription(name, actions, tmp_path):
         ({"actions": "categories"}, {}),
         ({"actions": "binary"}, {}),
         ({"actions": "unbounded"}, {"free_log_std": False, "log_std_init": -2}),
+        ({"actions": "unbounded"}, {"use_sde": True, "sde_sample_freq": 5, "log_std_init": -1}),
+        ({"actions": "unbounded"}, {"use_sde": True, "activation": "relu", "share_layers": True}),
     ],
     ids=[
         "CNN",
@@ -74,6 +80,8 @@ def test_iterations_equal_the_transcription(name, actions, tmp_path):
         "categories",
         "binary",
         "computed deviations",
+        "state-dependent noise",
+        "state-dependent noise behind shared layers",
     ],
 )
 def test_networks(env, model, tmp_path):

@@ -99,6 +99,13 @@ def test_sac(actions, activation, tmp_path):
     compare(config, sac, activation, tmp_path, actions=actions, image=image)
 
 
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_sac_with_state_dependent_noise(activation, tmp_path):
+    config = replaying(SACConfig(), {}, initial_alpha=0.5)
+    config = config.model(activation=activation, use_sde=True, log_std_init=-1)
+    compare(config, sac, activation, tmp_path, actions="bounded")
+
+
 @pytest.mark.parametrize("name", ["DQN", pytest.param("R2D2", marks=pytest.mark.learning), "SAC"])
 def test_two_policies(name, tmp_path):
     policies = {"a": {}, "b": {"training": {"lr": 0.002, "gamma": 0.8, "n_step": 2}}}
