@@ -89,6 +89,7 @@ CASES = (
     Case("dqn-acrobot", "dqn", "Acrobot-v1", 100_000, 5),
     Case("dqn-lunarlander", "dqn", "LunarLander-v3", 100_000, 10),
     Case("sac-mountaincar-continuous", "sac", "MountainCarContinuous-v0", 50_000, 5),
+    Case("a2c-mountaincar-continuous", "a2c", "MountainCarContinuous-v0", 100_000, 10),
     Case("ppo-mountaincar", "ppo", "MountainCar-v0", 1_000_000, 5),
     Case(
         "ppo-acrobot",
