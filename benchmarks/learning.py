@@ -4,8 +4,8 @@ Each trains with the same seeds for the same number of env steps, the zoo's, on 
 the environment; then its last policy acts for 100 episodes without exploration, on Pendulum-v1 from
 the same 100 starts, which differ as much as the policies. Seeds are 11 and those that follow;
 rlrun's settings were chosen on 1, 2 and 3. The zoo's hyperparameters are those that its package
-rl_zoo3 brings, run by its own `rl_zoo3.train`. Speed is not measured here, so it may run beside
-other work: hours, all cases together.
+rl_zoo3 brings, run by its own `rl_zoo3.train`, and for a few seeds by `rlrun train`, which imports
+them. Speed is not measured here, so it may run beside other work: hours, all cases together.
 
     python -m benchmarks.learning --resume --cases ppo-cartpole dqn-acrobot
 
@@ -42,6 +42,9 @@ NUMBERED_STARTS = "benchmarks.environments:numbered_starts"
 TIMEOUT_S = 6 * 3600.0
 RLRUN = Contender("rlrun", "rlrun", "rlrun")
 ZOO = Contender("Stable-Baselines3, zoo settings", "zoo", "zoo")
+IMPORTED = Contender("rlrun, zoo settings", "imported", "rlrun")
+IMPORTED_SEEDS = 3
+"""Enough to see whether the zoo's settings mean the same; there is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +106,23 @@ CASES = (
 )
 
 
-def learn_with_rlrun(case: Case, seed: int) -> dict[str, Any]:
+def learn_with_rlrun(file: Path, overrides: Sequence[str], case: Case, seed: int) -> dict[str, Any]:
     """The mean return of the last checkpoint of `rlrun train`."""
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
-        changed = [*case.overrides, "stop.episode_return_mean=null", f"stop.env_steps={case.steps}"]
-        words = ["train", str(case.config), *changed, "--seed", str(seed), "--run-dir", str(run)]
+        changed = [*overrides, f"stop.env_steps={case.steps}"]
+        words = ["train", str(file), *changed, "--seed", str(seed), "--run-dir", str(run)]
         rlrun = [sys.executable, "-m", "rlrun"]
         harness.run_command([*rlrun, *words, "--quiet"], timeout_s=TIMEOUT_S)
         starts = [f"env={{use: {NUMBERED_STARTS}, id: {case.env}}}"] if case.numbered_starts else []
         evaluation = roll_out(run / "checkpoints" / "latest", EPISODES, *starts)
     return {"evaluation": evaluation["episode_return_mean"], "commit": commit(REPOSITORY)}
+
+
+def zoo_file(case: Case) -> Path:
+    """The zoo's settings of the case's algorithm."""
+    (folder,) = ZOO.python.parents[1].glob("lib/python*/site-packages/rl_zoo3/hyperparams")
+    return folder / f"{case.algorithm}.yml"
 
 
 def learn_with_zoo(case: Case, seed: int) -> dict[str, Any]:
@@ -126,8 +135,13 @@ def learn_with_zoo(case: Case, seed: int) -> dict[str, Any]:
 
 def measure(case: Case, contender: Contender, round_: int) -> dict[str, Any]:
     """One policy of a contender, trained with the round's seed."""
-    learn = learn_with_rlrun if contender is RLRUN else learn_with_zoo
-    return learn(case, FIRST_SEED + round_ - 1)
+    seed = FIRST_SEED + round_ - 1
+    if contender is ZOO:
+        return learn_with_zoo(case, seed)
+    if contender is IMPORTED:
+        return learn_with_rlrun(zoo_file(case), [f"name={case.env}"], case, seed)
+    overrides = [*case.overrides, "stop.episode_return_mean=null"]
+    return learn_with_rlrun(case.config, overrides, case, seed)
 
 
 def record_path(case: Case, folder: Path = RESULTS) -> Path:
@@ -143,19 +157,22 @@ def table(folder: Path) -> str:
         if not path.exists():
             continue
         record = Record.load(path)
-        ours, theirs = (
-            list(record.values(contender.name, "evaluation").values()) for contender in (RLRUN, ZOO)
+        ours, theirs, imported = (
+            list(record.values(contender.name, "evaluation").values())
+            for contender in (RLRUN, ZOO, IMPORTED)
         )
         if ours and theirs:
             seeds = " and ".join(str(count) for count in dict.fromkeys((len(ours), len(theirs))))
             estimates = [estimate(ours), estimate(theirs), probability(ours, theirs)]
+            estimates.append(estimate(imported) if imported else "\N{EN DASH}")
             rows.append([case.name, f"{case.steps:,}", seeds, *estimates])
             versions[", ".join(" ".join(pair) for pair in record.versions()[ZOO.name].items())] = (
                 None
             )
     if not rows:
         return ""
-    header = ["", "env steps", "seeds", RLRUN.name, ZOO.name, "a run of rlrun is better"]
+    better, those = "a run of rlrun is better", f"{IMPORTED.name}, {IMPORTED_SEEDS} seeds"
+    header = ["", "env steps", "seeds", RLRUN.name, ZOO.name, better, those]
     lines = [summary.markdown_table(header, rows), ""]
     return "\n".join([*lines, *(f"- {ZOO.name}: {text}." for text in versions)])
 
@@ -196,8 +213,12 @@ def train(case: Case, options: argparse.Namespace) -> None:
         drop_if_changed(path, of_rlrun)
     record = Record.open(BENCHMARK, settings, path=path, resume=options.resume, anywhere=True)
     print(case.name, flush=True)
-    contenders = harness.choose((RLRUN, ZOO), options.contenders)
-    harness.run_rounds(record, contenders, min(options.rounds, case.seeds), partial(measure, case))
+    chosen = harness.choose((RLRUN, ZOO, IMPORTED), options.contenders)
+    learn = partial(measure, case)
+    rounds = min(options.rounds, case.seeds)
+    harness.run_rounds(record, [each for each in chosen if each is not IMPORTED], rounds, learn)
+    if IMPORTED in chosen:
+        harness.run_rounds(record, [IMPORTED], min(rounds, IMPORTED_SEEDS), learn)
 
 
 def settings_of_rlrun(case: Case) -> dict[str, Any]:

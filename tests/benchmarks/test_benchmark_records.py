@@ -126,12 +126,15 @@ def test_what_is_learned_is_a_row_a_case_with_intervals_from_five_seeds_on(tmp_p
             record.add(learning.RLRUN.name, seed, result={"evaluation": 100.0 + seed})
             theirs = {"evaluation": 100.0 - seed, "versions": {"zoo": "1"}}
             record.add(learning.ZOO.name, seed, result=theirs)
+        if case is many:
+            for seed, evaluation in enumerate((80.0, 90.0, 70.0), start=1):
+                record.add(learning.IMPORTED.name, seed, result={"evaluation": evaluation})
     first, second = learning.table(tmp_path).splitlines()[2:4]
     assert first.endswith(
-        "| 3 | 102.0 (101.0\N{EN DASH}103.0) | 98.0 (97.0\N{EN DASH}99.0) | 1.00 |"
+        "| 3 | 102.0 (101.0\N{EN DASH}103.0) | 98.0 (97.0\N{EN DASH}99.0) | 1.00 | \N{EN DASH} |"
     )
     assert second.split(" | ")[2:4] == ["6", "103.5 (101.8\N{EN DASH}105.2)"]
-    assert second.endswith("| 1.00 (1.00\N{EN DASH}1.00) |")
+    assert second.endswith("| 1.00 (1.00\N{EN DASH}1.00) | 80.0 (70.0\N{EN DASH}90.0) |")
     assert learning.table(tmp_path / "nothing") == ""
 
 
