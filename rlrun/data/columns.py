@@ -25,7 +25,6 @@ Owns the names and what follows from a name alone; knows nothing of arrays.
 | item_ids | () int | number of the transition in a replay buffer |
 | new_x | as x | the view x, one step later |
 | seq_lens | () int, one row per *sequence* | lengths of the sequences that the rows form |
-| noise_features | (L,) | what state-dependent noise depends on; acting alone sees it |
 | state_in_k | as the state | recurrent state at the start: one row per sequence, or per step |
 | state_out_k | as the state | recurrent state after the step |
 """
@@ -58,7 +57,6 @@ DISCOUNTS = "discounts"
 WEIGHTS = "weights"
 ITEM_IDS = "item_ids"
 SEQ_LENS = "seq_lens"
-NOISE_FEATURES = "noise_features"
 
 NEXT_PREFIX = "new_"
 STATE_IN_PREFIX = "state_in_"

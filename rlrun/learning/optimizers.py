@@ -26,10 +26,13 @@ def make_optimizer(parameters: FlatParameters, training: TrainingConfig) -> Flat
     """The optimizer that `training.optimizer` names."""
     vector, grads = parameters.vector, parameters.grads
     if training.optimizer == "rmsprop":
-        decay, eps, start = (
-            getattr(training, f"rmsprop_{x}") for x in ("decay", "epsilon", "start")
+        return FlatRMSProp(
+            vector,
+            grads,
+            decay=training.rmsprop_decay,
+            eps=training.rmsprop_epsilon,
+            start=training.rmsprop_start,
         )
-        return FlatRMSProp(vector, grads, decay=decay, eps=eps, start=start)
     return FlatAdam(vector, grads, eps=training.adam_epsilon)
 
 

@@ -45,6 +45,8 @@ from rlrun.policies.networks import MLP, ConvEncoder, StateNoiseMLP, mlp, scaled
 from rlrun.policies.privileged import PolicyInput
 
 TensorBatch = Mapping[str, Tensor]
+NOISE_FEATURES = "noise_features"
+"""An output of modules with `StateNoise`, [N, L]: the input of the policy's last layer."""
 
 
 class RLModule(nn.Module, ABC):
@@ -289,12 +291,12 @@ def dist_inputs(log_std: Tensor | None, outputs: Tensor) -> Tensor:
 def policy_outputs(pi: MLP, features: Tensor, log_std: Tensor | None = None) -> dict[str, Tensor]:
     """``action_dist_inputs`` [N, P] of a policy's layers, and what samples of them need.
 
-    With `model.use_sde` also ``noise_features`` [N, L], the input of the last layer.
+    With `model.use_sde` also `NOISE_FEATURES`.
     """
     if not isinstance(pi, StateNoiseMLP):
         return {col.ACTION_DIST_INPUTS: dist_inputs(log_std, pi(features))}
     inputs, noise_features = pi.with_features(features)
-    return {col.ACTION_DIST_INPUTS: inputs, col.NOISE_FEATURES: noise_features}
+    return {col.ACTION_DIST_INPUTS: inputs, NOISE_FEATURES: noise_features}
 
 
 def set_log_std_bias(head: nn.Linear, action_space: gym.Space[Any], model: ModelConfig) -> None:

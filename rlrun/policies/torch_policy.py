@@ -28,7 +28,7 @@ from rlrun.policies.flat_parameters import FlatParameters, to_tensor, weights_ch
 from rlrun.policies.layers import Layout, state_noise
 from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.networks import StateNoiseMLP
-from rlrun.policies.rl_module import RLModule
+from rlrun.policies.rl_module import NOISE_FEATURES, RLModule
 from rlrun.policies.view_reads import unread_views
 
 NORMALISATION = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -126,7 +126,7 @@ class TorchPolicy(SamplingPolicy):
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
         states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
-        features = fetches.pop(col.NOISE_FEATURES, np.zeros((0, 0)))
+        features = fetches.pop(NOISE_FEATURES, np.zeros((0, 0)))
         if explore and self.module.values_when_acting:
             if self._checksum is None:
                 self._checksum = weights_checksum(self.module)
