@@ -275,6 +275,8 @@ def test_log_std_starts_at_its_setting(actions: str) -> None:
     expected = [0, 0, -1, -1] if actions == "box" else [0, 0, 0, 0, 0, -1, -1]
     assert inputs.tolist() == expected
     assert "log_std" not in dict(module.named_parameters())
+    other = build(VECTOR, ACTION_SPACES["box"], distribution="beta", log_std_init=-1.0)
+    assert not other.pi.last.bias.any()
 
 
 @pytest.mark.parametrize(
