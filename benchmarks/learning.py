@@ -42,7 +42,7 @@ NUMBERED_STARTS = "benchmarks.environments:numbered_starts"
 TIMEOUT_S = 6 * 3600.0
 RLRUN = Contender("rlrun", "rlrun", "rlrun")
 ZOO = Contender("Stable-Baselines3, zoo settings", "zoo", "zoo")
-IMPORTED = Contender("rlrun, zoo settings", "imported", "rlrun")
+IMPORTED = Contender("rlrun, zoo settings", "imported", "zoo")  # whose files it reads
 IMPORTED_SEEDS = 3
 """Enough to see whether the zoo's settings mean the same; there is no verdict."""
 

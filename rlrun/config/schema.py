@@ -338,7 +338,7 @@ class ReplayConfig(Section):
     """The buffer of past transitions that an off-policy algorithm learns from."""
 
     capacity: Count = 50_000
-    """Transitions kept of each policy; new ones replace the oldest. `rlrun check` tells bytes."""
+    """Transitions kept for each policy, the newest ones. `rlrun check` tells their memory."""
     mode: Literal["independent", "lockstep"] = "independent"
     """Sampling for several policies: "independent" draws each policy's transitions by themselves;
     "lockstep" draws env steps, and takes all policies' transitions of these."""
@@ -496,11 +496,11 @@ class ReportConfig(Section):
     """Reports about the run: their contents, their sinks, and how often they come."""
 
     smoothing_episodes: Count = 100
-    """Last finished episodes that `episode_return_mean` averages; all of an iteration, if more."""
+    """Last episodes that `episode_return_mean` averages; more if an iteration finishes more."""
     min_time_s_per_iteration: NonNegative | None = None
     """Least seconds of an iteration, whose length then depends on the machine; null: no minimum."""
     min_sample_timesteps_per_iteration: Whole | None = None
-    """Least steps of an iteration, in the unit `multi_agent.count_steps_by`; null: no minimum."""
+    """Least steps of an iteration, counted by `multi_agent.count_steps_by`; null: no minimum."""
     min_train_timesteps_per_iteration: Whole | None = None
     """Least rows an iteration learns from, of all agents, replayed or not; null: no minimum."""
     info_keys: tuple[str, ...] = ()

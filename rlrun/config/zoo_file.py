@@ -255,11 +255,11 @@ class _ZooSettings(OldSettings):
         if wanted or self.kind != "SAC":
             self.derive("model.log_std_init", self.value("log_std_init"), "log_std_init")
             self.take("log_std_init")
-        reasons = {"clip_mean": "means are not clipped"} if wanted else {}
+        unlike = {"clip_mean": "means are not clipped"}
         if self.value("use_expln"):
-            reasons["use_expln"] = "standard deviations above 1 are exponentials, too"
+            unlike["use_expln"] = "standard deviations above 1 are exponentials, too"
         for name in _OF_STATE_NOISE:
-            why = reasons.get(name) if wanted else "use_sde is not true"
+            why = unlike.get(name) if wanted else "use_sde is not true"
             if why and self.is_given(name):
                 self.ignore(self.values[name], name, why)
             self.take(name)

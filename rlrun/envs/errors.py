@@ -95,7 +95,8 @@ class EnvError(Exception):
     ) -> None:
         super().__init__(env_id, phase, reason)  # these three are what pickle passes on
         self.env_id, self.phase, self.reason = env_id, phase, reason
-        self.user_traceback, self.note, self.role = user_traceback, note, Role.TRAIN
+        self.user_traceback, self.note = user_traceback, note
+        self.role = Role.TRAIN
         self.runner_index, self.env_index, self.env_step = runner_index, env_index, env_step
 
     @classmethod

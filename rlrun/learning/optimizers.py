@@ -99,9 +99,9 @@ class FlatRMSProp:
 
         s <- decay s + (1 - decay) g^2        x <- x - lr g / sqrt(s + eps)
 
-    The mean square s starts at 1, so that first steps are small: for 250 of them, as in short runs
-    of A2C, that decides what is learned. torch's RMSProp starts it at 0 and adds epsilon to the
-    root instead: with IMPALA's epsilon of 0.1 that is another algorithm.
+    The mean square s starts at 1, so that first steps are small; of a run of a few hundred steps
+    that is most. torch's RMSProp starts it at 0 and adds epsilon to the root instead: with IMPALA's
+    epsilon of 0.1 that is another algorithm.
 
     Args:
         vector: parameters x ``[P]``, changed in place by `step`.

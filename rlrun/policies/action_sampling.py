@@ -462,9 +462,26 @@ class SamplingPolicy(Policy):
         self._num_noisy_weights = num_weights
         self.noise_steps = self._held = steps
 
-    def noise_of_actions(self, noise: Array, through: Callable[[Array], Array]) -> Array:
-        """Noise of actions ``[B, A]``, from that of weights and a function of it."""
-        return noise[:, : self.sampler.num_noise] if self._acts_randomly else through(noise)
+    def noise_of_actions(
+        self, noise: Array, inputs: Array, features: Array, weight_log_std: Array
+    ) -> Array:
+        """Turn noise of the weights of the last layer into standard normal noise of the actions.
+
+        Args:
+            noise: of the weights, standard normal, ``[B, A * L]``.
+            inputs: of the distribution, ``[B, 2 A]``, with log standard deviations behind means.
+            features: input of the layer, ``[B, L]``.
+            weight_log_std: ``[A, L]``.
+
+        Returns:
+            ``[B, A]``; while all actions are random, the first columns of ``noise``.
+        """
+        width = self.sampler.num_noise
+        if self._acts_randomly:
+            return noise[:, :width]
+        of_weights = noise.reshape(-1, *weight_log_std.shape) * np.exp(weight_log_std)
+        of_outputs = np.matmul(of_weights, features[:, :, None])[:, :, 0]
+        return of_outputs * np.exp(-inputs[:, width:])
 
     def draw_noise(self, rng: np.random.Generator, length: int, slots: int) -> Array:
         if self._num_noisy_weights:

@@ -82,22 +82,6 @@ LEAST_VARIANCE = np.float32(1e-6)
 """Of state-dependent noise, as in Stable-Baselines3."""
 
 
-def state_noise(
-    features: NDArray[Any], weight_log_std: NDArray[Any], noise: NDArray[Any]
-) -> NDArray[Any]:
-    """Standard normal noise ``[N, A]`` of each output, from that of weights ``[N, A * L]``.
-
-    Args:
-        features: input of the last layer, ``[N, L]``.
-        weight_log_std: ``[A, L]``.
-    """
-    std = np.exp(weight_log_std)
-    of_weights = noise.reshape(-1, *std.shape) * std
-    of_outputs = np.matmul(of_weights, features[:, :, None])[:, :, 0]
-    of_outputs /= np.sqrt(np.dot(features * features, (std * std).T) + LEAST_VARIANCE)
-    return of_outputs
-
-
 @dataclass(frozen=True)
 class Layers:
     """Linear layers, named "0", "1", ..., with an activation between them: [N, in] -> [N, out]."""

@@ -36,7 +36,6 @@ from rlrun.policies.layers import (
     actor_critic_network,
     factorised_noise,
     free_log_std,
-    state_noise,
 )
 from rlrun.policies.policy import Policy
 from rlrun.policies.privileged import PrivilegedBox
@@ -83,6 +82,7 @@ class NumpyMLP:
 
     Attributes:
         weight_log_std: of `StateNoise`, [out, L]; None without such noise.
+        features: with such noise the input of the last layer in the last call, [B, L].
     """
 
     def __init__(self, parameters: FlatArrays, *branches: str) -> None:
@@ -102,7 +102,7 @@ class NumpyMLP:
         self._log_std = view("log_std") if parameters.network.num_log_std else None
         has_state_noise = layers[-1].state_noise is not None
         self.weight_log_std = view(f"{branches[-1]}.weight_log_std") if has_state_noise else None
-        self._features = np.zeros((0, 0), np.float32)
+        self.features = np.zeros((0, 0), np.float32)
         self._hidden: list[Array] = []
 
     def draw_noise(self, rng: np.random.Generator) -> None:
@@ -133,18 +133,13 @@ class NumpyMLP:
         outputs: Array = np.dot(x, weight)  # fresh memory: the caller keeps it
         outputs += bias
         if self.weight_log_std is not None:
-            self._features = x
+            self.features = x
             variances = np.dot(x * x, np.exp(2.0 * self.weight_log_std).T)
             return np.concatenate((outputs, 0.5 * np.log(variances + LEAST_VARIANCE)), axis=1)
         if self._log_std is None:
             return outputs
         free = np.broadcast_to(self._log_std, (len(outputs), len(self._log_std)))
         return np.concatenate((outputs, free), axis=1)
-
-    def through_weights(self, noise: Array) -> Array:
-        """Noise of the last call's outputs ``[B, out]``, from that of weights ``[B, out * L]``."""
-        assert self.weight_log_std is not None
-        return state_noise(self._features, self.weight_log_std, noise)
 
 
 class MLPPolicy(SamplingPolicy):
@@ -181,9 +176,9 @@ class MLPPolicy(SamplingPolicy):
             layers = actor_critic_network(space, layout.num_inputs, num_log_std, model)
             network = NumpyMLP(FlatArrays(layers), "encoder", "pi")
         self.network = network
-        self._state_noise: NumpyMLP | None = None
+        self._state_noise: tuple[NumpyMLP, Array] | None = None
         if isinstance(network, NumpyMLP) and network.weight_log_std is not None:
-            self._state_noise = network
+            self._state_noise = network, network.weight_log_std
             self.hold_noise(network.weight_log_std.size, model.sde_sample_freq)
         self._weights = self.network.parameters.vector
         self.draws_for_fragments = self.network.parameters.network.noisy
@@ -225,7 +220,8 @@ class MLPPolicy(SamplingPolicy):
         if noise is None:
             noise = self.draw_noise(np.random.default_rng(), 1, len(obs_batch))[0]
         if self._state_noise is not None:
-            noise = self.noise_of_actions(noise, self._state_noise.through_weights)
+            network, log_std = self._state_noise
+            noise = self.noise_of_actions(noise, inputs, network.features, log_std)
         return self.sampler.sample(inputs, noise), [], {col.ACTION_DIST_INPUTS: inputs}
 
     def begin_fragment(self, rng: np.random.Generator) -> None:

@@ -7,7 +7,6 @@ and not on torch's generators or on the device. Must not know of environments, R
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -25,7 +24,7 @@ from rlrun.policies.action_sampling import ActionSampler, SamplingPolicy
 from rlrun.policies.catalog import build_module
 from rlrun.policies.chosen_distributions import sampler_of
 from rlrun.policies.flat_parameters import FlatParameters, to_tensor, weights_checksum
-from rlrun.policies.layers import Layout, state_noise
+from rlrun.policies.layers import Layout
 from rlrun.policies.masked_module import with_action_mask
 from rlrun.policies.networks import StateNoiseMLP
 from rlrun.policies.rl_module import NOISE_FEATURES, RLModule
@@ -126,7 +125,7 @@ class TorchPolicy(SamplingPolicy):
             fetches = {name: value.cpu().numpy() for name, value in forward(batch).items()}
         states = [fetches.pop(name) for name in self._state_outs]
         inputs = fetches[col.ACTION_DIST_INPUTS]
-        features = fetches.pop(NOISE_FEATURES, np.zeros((0, 0)))
+        features = inputs if self._state_noise is None else fetches.pop(NOISE_FEATURES)
         if explore and self.module.values_when_acting:
             if self._checksum is None:
                 self._checksum = weights_checksum(self.module)
@@ -139,7 +138,7 @@ class TorchPolicy(SamplingPolicy):
             noise = self.draw_noise(np.random.default_rng(), 1, len(inputs))[0]
         if self._state_noise is not None:
             log_std = self._state_noise.weight_log_std.detach().cpu().numpy()
-            noise = self.noise_of_actions(noise, partial(state_noise, features, log_std))
+            noise = self.noise_of_actions(noise, inputs, features, log_std)
         return self.sampler.sample(inputs, noise), states, fetches
 
     def begin_fragment(self, rng: np.random.Generator) -> None:

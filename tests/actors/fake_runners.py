@@ -14,6 +14,7 @@ import gymnasium
 
 from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.config.schema import EnvRunnersConfig, EnvSpec, FaultToleranceConfig
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError
 
 
@@ -168,6 +169,7 @@ def fake_group(
     *,
     number: int = 2,
     runner_class: Any = FakeRunner,
+    role: Role = Role.TRAIN,
     **settings: Any,
 ) -> EnvRunnerGroup:
     """A group of fake runners.
@@ -187,6 +189,7 @@ def fake_group(
         num_env_runners=number,
         fault_tolerance=FaultToleranceConfig(**tolerance),
         runner_class=runner_class,
+        role=role,
     )
 
 

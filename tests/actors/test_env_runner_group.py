@@ -17,6 +17,7 @@ from rlrun.actors.env_runner_group import EnvRunnerGroup
 from rlrun.actors.remote_runners import EnvRunnersError
 from rlrun.actors.runner_host import pack
 from rlrun.config.problems import user_traceback
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError
 
 NO_RESTARTS = {"restart_failed_env_runners": False}
@@ -118,6 +119,14 @@ def test_an_error_of_the_environment_gets_one_fresh_runner_and_the_same_fragment
     assert group.num_restarts == 1
     assert "env runner 2 is restarted: KeyError: 'missing'; step failed: env 'F" in caplog.text
     assert group.foreach_env_runner(lambda runner: runner.recreated) == [False, True]
+
+
+@pytest.mark.faults
+def test_messages_tell_runners_of_evaluation_from_those_of_training(
+    make_group: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds(make_group({(2, 1): "raise"}, role=Role.EVALUATION), 3)
+    assert "evaluation env runner 2 is restarted: " in caplog.text
 
 
 @pytest.mark.faults

@@ -94,6 +94,11 @@ def without_project(run, monkeypatch):
 OBSERVATION = {"arm": np.array([0.5, -7.0, 1.0], np.float32), "mode": np.int64(3)}
 
 
+def test_a_seed_below_0_is_named(run):
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        load_policy(run, seed=-1)
+
+
 def test_a_policy_acts_without_the_code_of_its_project_as_with_it(run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(rollouts, "restored_to_act", rollouts.restored)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from counting_envs import CountingEnv, collect, counting_spec
 
-from rlrun.config.schema import ConnectorsConfig
+from rlrun.config.schema import ConnectorsConfig, EnvSpec
 from rlrun.data import columns as col
+from rlrun.data.seeding import Role
 from rlrun.envs.errors import EnvError, TooManyFailures
 from rlrun.envs.rebuilder import Rebuilder
 from rlrun.sampling.env_runner import EnvRunner
-from rlrun.sampling.runner_messages import SampleRequest
+from rlrun.sampling.runner_messages import RunnerSpec, SampleRequest
 
 
 class Faulty(CountingEnv):
@@ -329,3 +330,13 @@ def test_failures_are_survived_at_the_tolerated_rate_also_by_a_successor():
         assert [fail(each) for _ in range(2)] == ["new"] * 2
         with pytest.raises(TooManyFailures):
             fail(each)
+
+
+@pytest.mark.parametrize(
+    ("role", "runner"), [(Role.TRAIN, "runner"), (Role.EVALUATION, "evaluation runner")]
+)
+def test_an_error_tells_training_from_evaluation(role, runner):
+    spec = RunnerSpec(EnvSpec(use="CartPole-v1", kwargs={"wheels": 4}))
+    with pytest.raises(EnvError, match=f"env 'CartPole-v1', {runner} 3, sub-env 0") as caught:
+        EnvRunner(spec, runner_index=3, role=role)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
