@@ -9,6 +9,7 @@ the object stores of all nodes.
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import time
@@ -198,7 +199,9 @@ def main() -> None:
         result = measure(task, cluster.address)
     finally:
         ray.shutdown()
+        session = cluster.head_node.get_session_dir_path()
         cluster.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
     driver.report(**result, versions=driver.versions("rlrun", "torch", "ray", "gymnasium", "numpy"))
 
 

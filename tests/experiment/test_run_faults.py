@@ -124,15 +124,15 @@ def test_a_run_is_saved_when_all_of_its_processes_get_a_signal(
 ):
     """As a scheduler and a terminal send it; Ray's session folder goes with the run."""
     folder = whole.parent / f"group-{number.name}-{settings[:3]}"
-    process = start_rlrun(
+    with start_rlrun(
         *("train", whole.parent / "ppo.yaml", "--run-dir", folder, "--quiet"),
         f"env_runners={{{settings}, num_envs_per_env_runner: 4}}",
         start_new_session=True,
-    )
-    wait_for(lambda: len(rows(folder)) >= 3)
-    assert len(ray_sessions(process)) == ("num_env_runners" in settings)
-    os.killpg(process.pid, number)
-    assert process.wait(60) == 130
+    ) as process:
+        wait_for(lambda: len(rows(folder)) >= 3)
+        assert len(ray_sessions(process)) == ("num_env_runners" in settings)
+        os.killpg(process.pid, number)
+        assert process.wait(60) == 130
     assert not ray_sessions(process)
     last = timeless(folder)[-1]["training_iteration"]
     assert read_checkpoint(folder / "checkpoints/latest").iteration == last
@@ -154,9 +154,9 @@ def test_the_next_run_removes_the_ray_session_of_a_killed_one(whole):
 
 
 def ray_sessions(process):
-    """Folders of the Ray that a process has started."""
+    """Folders of the Ray that a process has started; another one's may have the same number."""
     home = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
-    return list(home.glob(f"session_*_{process.pid}"))
+    return list(home.glob(f"session_*_{process.pid}/rlrun.lock"))
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)

@@ -30,6 +30,7 @@ callbacks: [{use: "run_folders:Pause"}]
 sweep: {space: {training.lr: {loguniform: [1e-4, 1e-2]}}, trials: 4}
 """
 NODES = """
+import shutil
 import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -37,7 +38,9 @@ cluster.add_node(num_cpus=1)
 cluster.add_node(num_cpus=1)
 print(cluster.address, flush=True)
 sys.stdin.read()
+session = cluster.head_node.get_session_dir_path()
 cluster.shutdown()
+shutil.rmtree(session, ignore_errors=True)
 """
 
 
