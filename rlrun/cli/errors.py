@@ -23,6 +23,7 @@ _REFUSALS = {
     errno.EDQUOT,
     errno.EROFS,
     errno.EACCES,
+    errno.EPERM,
     errno.ENAMETOOLONG,
     errno.EISDIR,
     errno.ENOTDIR,

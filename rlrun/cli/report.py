@@ -1,5 +1,6 @@
 """``rlrun report``: one page of a run or a sweep (experiment/report/, experiment/compare/)."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -28,5 +29,10 @@ def report(
     folder = resolve_run(run, SWEEP_CONFIG) if is_sweep else resolve_run(run)
     page = sweep_page(folder) if is_sweep else run_page(folder)
     path = html or folder / "report.html"
-    replace_text(with_folder(path), page.html())
+    try:
+        replace_text(with_folder(path), page.html())
+    except OSError as error:
+        if html is None:
+            error.add_note(f"write it elsewhere: rlrun report {shlex.quote(str(run))} --html FILE")
+        raise
     typer.echo(str(path))

@@ -1,5 +1,6 @@
 """``rlrun report``: the page of a run and of a sweep, and what it refuses."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -60,6 +61,28 @@ def test_code_that_the_settings_name_is_not_imported_and_a_damaged_rest_is_left_
     code, out, _ = rlrun("report", "run")
     assert (code, out) == (0, "run/report.html\n")
     assert "raises_at_import:Algorithm on raises_at_import:make" in Path(out.strip()).read_text()
+
+
+def test_a_page_that_cannot_be_written_into_the_run_may_be_written_elsewhere(rlrun):
+    folder("a run", "config.yaml", SETTINGS)
+    folder("a run", "metrics.jsonl", "")
+    Path("a run/report.html").mkdir()
+    code, _, err = rlrun("report", "a run")
+    assert code == 1
+    refusal, hint = err.splitlines()
+    assert refusal.endswith("report.html: Is a directory")
+    assert hint == "write it elsewhere: rlrun report 'a run' --html FILE"
+
+
+def test_a_path_that_the_file_system_protects_is_told_without_a_traceback(rlrun, monkeypatch):
+    def protected(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted", "run/report.html")
+
+    folder("run", "config.yaml", SETTINGS)
+    folder("run", "metrics.jsonl", "")
+    monkeypatch.setattr("rlrun.checkpoint.files.replace_text", protected)
+    code, _, err = rlrun("report", "run")
+    assert (code, err.splitlines()[0]) == (1, "run/report.html: Operation not permitted")
 
 
 def test_the_curves_of_a_long_run_are_thinned_out(rlrun, monkeypatch):
