@@ -40,7 +40,7 @@ from rlrun.config.builder import AlgorithmConfig
 from rlrun.config.policies import PolicySettings
 from rlrun.config.schedules import LearningRate, value_at
 from rlrun.config.schema import Count, ModelConfig
-from rlrun.config.section import Positive
+from rlrun.config.section import Positive, changed_settings
 from rlrun.data import columns as col
 from rlrun.data.column_data import Array
 from rlrun.data.sample_batch import SampleBatch
@@ -284,9 +284,9 @@ class DQN(ReplayAlgorithm[DQNTraining, "DQNUpdater"]):
                 if getattr(training, name) != off:
                     message = "does not go together with a memory (model.use_lstm, use_gru)"
                     yield f"training.{name}", f"{message}; remove this key"
-        if settings.model.value_hidden is not None:
+        for name in changed_settings(settings.model, ("value_hidden", "head_hidden")):
             message = "action values have model.hidden and training.hiddens; remove this key"
-            yield "model.value_hidden", message
+            yield f"model.{name}", message
         if settings.model.privileged:
             message = "action values are the policy, and there is no critic beside it; remove this"
             yield "model.privileged", f"{message} key"

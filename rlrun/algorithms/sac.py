@@ -240,6 +240,8 @@ class SAC(ReplayAlgorithm[SACTraining, "SACUpdater"]):
             shown = kind if isinstance(kind, str) else kind.use
             message = f"it does not apply to {shown}; remove this key"
             yield "training.noise_correlation", message
+        if settings.model.head_hidden:
+            yield "model.head_hidden", "append these layers to model.hidden, and remove this key"
         if settings.model.use_sde and kind != default:
             yield "exploration.type", "model.use_sde is noise of its own kind; remove this key"
         if settings.model.use_sde and cls.training_in(settings).noise_correlation:

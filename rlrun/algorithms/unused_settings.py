@@ -58,7 +58,7 @@ def _reasons(
     if not has_image(space) and not (is_box and model.conv is not None):
         reasons |= dict.fromkeys(("conv", "conv_head", "conv_dtype"), "there are no images")
     elif is_box and config.algorithm != "SAC":
-        reasons["hidden"] = "there are no hidden layers after convolutions"
+        reasons["hidden"] = "the hidden layers after convolutions are those of model.head_hidden"
     if not _is_continuous(action_space):
         of_noise = "log_std_init", "free_log_std", "use_sde", "sde_sample_freq"
         reasons |= dict.fromkeys(of_noise, "no action is continuous")

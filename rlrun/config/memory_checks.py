@@ -75,8 +75,9 @@ def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, in
     """The least number of weights that each setting of a default network implies."""
     if model.use is not None:
         return
-    for key, hidden in (("hidden", model.hidden), ("value_hidden", model.value_hidden or ())):
-        yield f"model.{key}", sum(below * above for below, above in pairwise((1, *hidden)))
+    hidden = {"hidden": model.hidden, "head_hidden": model.head_hidden}
+    for key, widths in {**hidden, "value_hidden": model.value_hidden or ()}.items():
+        yield f"model.{key}", sum(below * above for below, above in pairwise((1, *widths)))
     last = (1, *model.hidden)[-1]
     yield "training.num_atoms", last * num_atoms
     if model.conv:

@@ -365,6 +365,23 @@ def _activation(old: RLlibSettings) -> None:
         old.derive(name, "linear", name)
 
 
+def _heads(old: RLlibSettings) -> None:
+    """Require the activation that the hidden layers of heads have in rlrun."""
+    is_dqn = old.algorithm == "DQN"
+    hidden = "training.hiddens" if is_dqn else "model.head_hidden"
+    needed = "relu" if is_dqn else old.value("model.activation")
+    node, activation = old.values.get(_OF_HEADS), old.value(_OF_HEADS, "relu")
+    old.take(_OF_HEADS)
+    if old.value(hidden) and activation != needed:
+        why = "layers of training.hiddens have relu" if is_dqn else "all hidden layers have one"
+        default = "" if node else "; RLlib's default is 'relu'"
+        message = f"only {needed!r} is translated: {why}{default}"
+        old.refuse(node or old.values[hidden], f"config.{_OF_HEADS}", message)
+
+
+_OF_HEADS = "model.head_fcnet_activation"
+
+
 def _memory(old: RLlibSettings) -> None:
     if any(old.value(f"model.{name}") for name in MEMORY_SWITCHES):
         old.take("model.share_layers")
@@ -419,5 +436,5 @@ RULES: dict[str, Sequence[Rule]] = {
 }
 """Algorithm of rlrun -> its rules, in order."""
 
-COMMON: Sequence[Rule] = (_horizon, _device, _activation, _memory, _evaluation, _conv)
+COMMON: Sequence[Rule] = (_horizon, _device, _heads, _activation, _memory, _evaluation, _conv)
 """Rules of all algorithms."""

@@ -63,16 +63,14 @@ class EnvRunnersConfig(Section):
     """CPUs that Ray reserves for each env runner; may be a fraction. "auto" is 1, or a fraction
     where there are fewer CPUs than env runners."""
     num_gpus_per_env_runner: NonNegative = 0.0
-    """GPUs that Ray reserves for each env runner, whose policies act on the first of them; a
-    fraction lets several env runners share one. It pays for large networks: MLPs are faster on the
-    CPU."""
+    """GPUs that Ray reserves for each env runner, whose policies act on the first; a fraction lets
+    several share one. It pays for large networks: MLPs are faster on the CPU."""
     custom_resources_per_env_runner: dict[str, NonNegative] = Field(default_factory=dict)
     """Further Ray resources for each env runner, by name."""
     validate_env_runners_after_construction: bool = True
     """Wait until new env runners have built their environments; raise the error if one fails."""
     sample_timeout_s: Positive = 60.0
-    """Seconds that an env runner has to sample a fragment; one that takes longer is restarted and
-    asked for the fragment again."""
+    """Seconds that an env runner has for a fragment; a slower one is restarted and asked again."""
     sample_async: bool = False
     """Sample the next round while the last one is learned from, with weights one update older."""
     rollout_fragment_length: Count | Literal["auto"] = "auto"
@@ -174,9 +172,12 @@ class ModelConfig(CodeSection):
     """Import path of an encoder or an `RLModule`; null takes the default actor-critic network."""
     hidden: tuple[Count, ...] = (64, 64)
     """Widths of the hidden layers; [] is a linear network. After convolutions, or an encoder that
-    `use` names, only SAC has hidden layers."""
+    `use` names, only SAC has them."""
+    head_hidden: tuple[Count, ...] = ()
+    """Widths of hidden layers after those, or after convolutions, an encoder that `use` names or a
+    memory; policy and value function never share them."""
     value_hidden: tuple[Count, ...] | None = None
-    """Widths of the value function's own hidden layers, or of SAC's critics'; null is `hidden`."""
+    """Widths of the value function's own hidden layers, or SAC's critics'; null: the policy's."""
     privileged: tuple[str, ...] = ()
     """Entries of a Dict observation that only the value function, or SAC's critics, see."""
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
@@ -265,9 +266,8 @@ class TrainingConfig(Section):
     """Import path of hook(module, rows, loss, statistics), which returns the loss to use, and
     statistics to report besides the algorithm's. SAC calls it for both losses. null: no change."""
     learner_connectors: UseSpecs = ()
-    """Custom connectors applied to each policy's train batch before it is learned from, or put into
-    a replay buffer: classes, each made once and called as connector(batch), which returns the
-    batch."""
+    """Custom connectors applied to each policy's train batch before it is learned from or stored
+    for replay: classes, each made once and called as connector(batch), which returns the batch."""
 
 
 class LearnersConfig(Section):

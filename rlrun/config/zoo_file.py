@@ -185,26 +185,42 @@ class _ZooSettings(OldSettings):
             self.derive("connectors.normalize_rewards", True, "normalize")
 
     def _model(self) -> None:
-        node, layers = self.values["net_arch"], self.value("net_arch")
-        if "Cnn" in str(self.value("policy")) and node.origin == _DEFAULT:
-            layers = []
-        if isinstance(layers, list) and len(layers) == 1 and isinstance(layers[0], dict):
-            layers = layers[0]
-        if isinstance(layers, dict):
-            values = layers.get("vf", layers.get("qf", []))
-            layers = layers.get("pi", [])
-            if values != layers:
-                self.derive("model.value_hidden", values, "net_arch")
-        if not isinstance(layers, list) or any(isinstance(layer, dict) for layer in layers):
-            message = "layers that policy and value function share, before their own, do not exist"
-            self.refuse(node, "net_arch", message)
-        self.derive("model.hidden", layers, "net_arch")
+        if (policy := self.value("policy")) not in _tables()["policies"]:
+            is_recurrent = str(policy).endswith("LstmPolicy")
+            message = _tables()["recurrent" if is_recurrent else "own_policy"]
+            self.refuse(self.values["policy"], "policy", message)
+        self._layers(after_images=policy == "CnnPolicy")
         name = str(self.value("activation_fn"))
         activation = _tables()["activations"].get(name)
         if activation is None:
             message = no_such("activation", name, _tables()["activations"])
             self.refuse(self.values["activation_fn"], "activation_fn", message)
         self.derive("model.activation", activation, "activation_fn")
+
+    def _layers(self, *, after_images: bool) -> None:
+        """Translate ``[64, 64]``, ``dict(pi=[64], vf=[64])``, or before the dict shared layers."""
+        node, own = self.values["net_arch"], self.value("net_arch")
+        shared: list[Any] = []
+        if isinstance(own, list) and own and isinstance(own[-1], dict):
+            *shared, own = own
+        if isinstance(own, dict):
+            values = own.get("vf", own.get("qf", []))
+            own = own.get("pi", [])
+            if values != own:
+                self.derive("model.value_hidden", values, "net_arch")
+        if after_images and node.origin == _DEFAULT:
+            own = []
+        if shared and (after_images or self.kind not in ("PPO", "A2C")):
+            message = f"{self.kind} has no layers of this form{' behind images' * after_images}"
+            self.refuse(node, "net_arch", message)
+        if not shared and not after_images:
+            self.derive("model.hidden", own, "net_arch")
+            return
+        self.derive("model.hidden", shared, "net_arch")
+        if shared:
+            self.derive("model.share_layers", True, "net_arch")
+        if own:
+            self.derive(_AFTER_SHARED[self.kind], own, "net_arch")
 
     def _schedule(self, name: str, address: str) -> None:
         value = self.value(name)
@@ -295,6 +311,11 @@ class _ZooSettings(OldSettings):
 
 
 _ITERATION = 1000
+_AFTER_SHARED = {
+    **dict.fromkeys(("PPO", "A2C"), "model.head_hidden"),
+    **{"DQN": "training.hiddens", "SAC": "model.hidden"},
+}
+"""Algorithm -> setting of the layers after convolutions, or shared ones."""
 _OF_STATE_NOISE = (
     *("use_sde", "sde_sample_freq", "use_expln", "full_std", "use_sde_at_warmup"),
     *("clip_mean", "log_std_init"),

@@ -19,7 +19,7 @@ from rlrun.policies.attention import AttentionActorCritic
 from rlrun.policies.masked_module import ModuleFactory, with_action_mask
 from rlrun.policies.policy import state_views
 from rlrun.policies.recurrent import RecurrentActorCritic
-from rlrun.policies.rl_module import ActorCritic, RLModule, flattens
+from rlrun.policies.rl_module import ActorCritic, RLModule
 
 MEMORIES: dict[str, type[RLModule]] = {
     "use_lstm": RecurrentActorCritic,
@@ -56,11 +56,6 @@ def build_module(
             message = "with model.privileged the policy has an encoder of its own; remove this key"
             raise misfit("model.share_layers", message)
         module = kind(observation_space, action_space, model)
-        is_plain = kind is ActorCritic and flattens(observation_space, model)
-        is_separate = is_plain or (kind is not ActorCritic and model.privileged)
-        if model.value_hidden is not None and (model.share_layers or not is_separate):
-            message = "the value function has no hidden layers of its own here; remove this key"
-            raise misfit("model.value_hidden", message)
     else:
         message = f"{model.use} is a subclass of neither rlrun.RLModule nor torch.nn.Module"
         raise misfit("model.use", message)

@@ -154,7 +154,7 @@ def actor_critic_network(
 ) -> Network:
     """Policy and value function: two networks after an encoder without layers, or two heads on one.
 
-    As many of the hidden layers as are shared belong to the encoder, the others to each branch.
+    The encoder has `model.hidden` if the two share it; all other hidden layers are a branch's own.
 
     Args:
         space: of flat observations, without an action mask.
@@ -163,24 +163,32 @@ def actor_critic_network(
     """
     num_value_features = gym.spaces.flatdim(space)
     num_features = gym.spaces.flatdim(PolicyInput(space, model.privileged).space)
+    num_outputs = num_inputs - num_log_std
     if model.share_layers:
         encoder = Layers((num_features, *model.hidden), model.activation, init=model.init)
-        sizes = value_sizes = encoder.sizes[-1:]
+        branches = actor_critic_branches(encoder.sizes[-1:] * 2, num_outputs, model)
     else:
         encoder = Layers((num_features,), model.activation)
-        sizes = (num_features, *model.hidden)
-        value_sizes = (num_value_features, *value_hidden(model))
-    branches = actor_critic_branches(sizes, value_sizes, num_inputs - num_log_std, model)
+        widths = (num_features, num_value_features)
+        branches = actor_critic_branches(widths, num_outputs, model, model.hidden)
     return Network({"encoder": encoder, **branches}, num_log_std)
 
 
 def actor_critic_branches(
-    sizes: tuple[int, ...], value_sizes: tuple[int, ...], num_outputs: int, model: ModelConfig
+    widths: Sequence[int], num_outputs: int, model: ModelConfig, hidden: Sequence[int] = ()
 ) -> dict[str, Layers]:
-    """The layers after the encoder; both ``sizes`` are widths up to the last hidden layer."""
+    """The layers after the encoder.
+
+    Args:
+        widths: of the features that policy and value function receive.
+        num_outputs: of the policy.
+        hidden: widths of hidden layers before `model.head_hidden`.
+    """
     noise = StateNoise(model.log_std_init, moves_features=False) if model.use_sde else None
-    width = num_outputs if noise is None else num_outputs // 2
-    policy = Layers((*sizes, width), model.activation, policy_gain(model), model.init)
+    num_outputs = num_outputs if noise is None else num_outputs // 2
+    hidden = (*hidden, *model.head_hidden)
+    policy_sizes, value_sizes = (widths[0], *hidden), (widths[1], *value_hidden(model, hidden))
+    policy = Layers((*policy_sizes, num_outputs), model.activation, policy_gain(model), model.init)
     return {
         "pi": replace(policy, state_noise=noise),
         "vf": Layers((*value_sizes, 1), model.activation, VALUE_GAIN, model.init),
@@ -192,9 +200,13 @@ def policy_gain(model: ModelConfig) -> float:
     return POLICY_GAIN if model.init == "orthogonal" else HIDDEN_GAINS[model.init]
 
 
-def value_hidden(model: ModelConfig) -> tuple[int, ...]:
-    """Widths of the hidden layers that a value function, or a critic, has for itself."""
-    return model.hidden if model.value_hidden is None else model.value_hidden
+def value_hidden(model: ModelConfig, of_policy: Sequence[int]) -> Sequence[int]:
+    """Widths of the hidden layers that a value function, or a critic, has for itself.
+
+    Args:
+        of_policy: widths of the policy's own, which are the default.
+    """
+    return of_policy if model.value_hidden is None else model.value_hidden
 
 
 def free_log_std(actions: ActionLayout, model: ModelConfig) -> int:

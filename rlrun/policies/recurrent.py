@@ -74,13 +74,14 @@ class Heads(nn.Module):
         self.log_std = log_std_parameter(action_space, model)
         num_log_std = 0 if self.log_std is None else len(self.log_std)
         num_outputs = module.distribution.num_inputs - num_log_std
-        self.pi = linear(width, num_outputs, policy_gain(model), model.init)
-        self.vf: nn.Module = linear(width, 1, VALUE_GAIN, model.init)
-        if privileged_width:
-            sizes = (width + privileged_width, *value_hidden(model), 1)
-            self.vf = MLP(Layers(sizes, model.activation, VALUE_GAIN, model.init))
+        self.pi = head((width, *model.head_hidden, num_outputs), policy_gain(model), model)
+        # Nothing else joins the memory's outputs and the privileged features.
+        joining = model.hidden if privileged_width else ()
+        hidden = value_hidden(model, model.head_hidden or joining)
+        self.vf = head((width + privileged_width, *hidden, 1), VALUE_GAIN, model)
         if self.log_std is None:
-            set_log_std_bias(self.pi, action_space, model)
+            last = self.pi.last if isinstance(self.pi, MLP) else self.pi
+            set_log_std_bias(last, action_space, model)
 
     def dist_inputs(self, features: Tensor) -> Tensor:
         """Features [N, F] -> [N, P]."""
@@ -92,12 +93,19 @@ class Heads(nn.Module):
         return values
 
 
+def head(sizes: tuple[int, ...], gain: float, model: ModelConfig) -> nn.Linear | MLP:
+    """Layers from features to outputs; one alone keeps the names that its weights always had."""
+    if len(sizes) == 2:
+        return linear(sizes[0], sizes[1], gain, model.init)
+    return MLP(Layers(sizes, model.activation, gain, model.init))
+
+
 class MemoryActorCritic(RLModule):
     """Encoder, a memory, and a head each for policy and value function.
 
     A subclass makes ``heads`` and the memory, and defines `remember`. With privileged observations
     the value head also sees the features of a second encoder, to which all observations go, and
-    has hidden layers.
+    always has hidden layers.
     """
 
     heads: Heads

@@ -204,7 +204,7 @@ class ActorCritic(RLModule):
             if not shared:
                 self.vf_encoder, value_width = encoder_of(observation_space, model, model.init)
             num_outputs = num_inputs - num_log_std
-            branches = actor_critic_branches((width,), (value_width,), num_outputs, model)
+            branches = actor_critic_branches((width, value_width), num_outputs, model)
         for name, layers in branches.items():
             self.add_module(name, mlp(layers))
         if self.log_std is None:

@@ -95,7 +95,7 @@ class TwinQNetwork(RLModule):
         self._encoder_input = EncoderInput(observation_space, model)
         actions = action_layout(action_space)
         ends = (width, actions.num_inputs) if self._discrete else (width + actions.num_columns, 1)
-        sizes = (ends[0], *value_hidden(model), ends[1])
+        sizes = (ends[0], *value_hidden(model, model.hidden), ends[1])
         self.q = TwinMLP(Layers(sizes, model.activation, VALUE_GAIN))
 
     @property

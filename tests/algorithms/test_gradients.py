@@ -153,7 +153,8 @@ def test_ppo(space, activation, free_log_std, normalize, seed):
 @pytest.mark.parametrize("value_hidden", [(), (9, 7, 5)])
 @pytest.mark.parametrize("space", [DISCRETE, BOX], ids=["discrete", "box"])
 def test_ppo_with_other_layers_of_the_value_function(space, value_hidden):
-    learner = learner_of(actor_critic(space, **HIDDEN, value_hidden=value_hidden))
+    layers = {**HIDDEN, "head_hidden": (4,), "value_hidden": value_hidden}
+    learner = learner_of(actor_critic(space, **layers))
     assert learner.module.has_vjp
     widths = [layer.out_features for layer in learner.module.vf.children()]
     assert widths == [*value_hidden, 1]

@@ -280,9 +280,9 @@ def test_code_that_fails_when_it_is_built_does_not_hide_other_files(rlrun):
     ("settings", "key"),
     [
         (["env=MultiAgentCartPole"], "multi_agent"),
-        (["model.value_hidden=[8]", "model.share_layers=true"], "model.value_hidden"),
-        (["model.value_hidden=[8]", "model.use_lstm=true"], "model.value_hidden"),
         (["model.value_hidden=[8]", "algorithm=DQN"], "model.value_hidden"),
+        (["model.head_hidden=[8]", "algorithm=DQN"], "model.head_hidden"),
+        (["model.head_hidden=[8]", "algorithm=SAC"], "model.head_hidden"),
         (["model.privileged=[x]", "algorithm=DQN"], "model.privileged"),
         (
             ["env_runners.gym_env_vectorize_mode=vector_entry_point", "env_runners.horizon=9"],

@@ -154,19 +154,55 @@ def test_the_examples_are_all_there_is_to_check():
     assert {(kind, env) for kind, node in TREE.value.items() for env in node.value} == set(MEANINGS)
 
 
+SHARED = {"share_layers": True, "hidden": (7,), "head_hidden": (8,)}
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "net_arch", "hidden", "value_hidden"),
+    ("algorithm", "net_arch", "settings"),
     [
-        ("ppo", "dict(pi=[8], vf=[9, 9])", (8,), (9, 9)),
-        ("ppo", "[dict(vf=[9])]", (), (9,)),
-        ("ppo", "dict(pi=[8], vf=[8])", (8,), None),
-        ("sac", "dict(pi=[8], qf=[9])", (8,), (9,)),
+        ("ppo", "dict(pi=[8], vf=[9, 9])", {"hidden": (8,), "value_hidden": (9, 9)}),
+        ("ppo", "[dict(vf=[9])]", {"hidden": (), "value_hidden": (9,)}),
+        ("ppo", "dict(pi=[8], vf=[8])", {"hidden": (8,), "value_hidden": None}),
+        ("sac", "dict(pi=[8], qf=[9])", {"hidden": (8,), "value_hidden": (9,)}),
+        ("ppo", "[7, dict(pi=[8], vf=[9])]", {**SHARED, "value_hidden": (9,)}),
+        ("a2c", "[7, dict(pi=[8], vf=[8])]", {**SHARED, "value_hidden": None}),
     ],
 )
-def test_layers_of_two_networks(written, algorithm, net_arch, hidden, value_hidden):
+def test_layers_of_two_networks(written, algorithm, net_arch, settings):
     text = f'Pendulum-v1: {{n_timesteps: 1e5, policy_kwargs: "dict(net_arch={net_arch})"}}'
     model = load(written(text, algorithm)).experiment.model
-    assert (model.hidden, model.value_hidden) == (hidden, value_hidden)
+    assert {name: getattr(model, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "net_arch", "settings"),
+    [
+        ("ppo", "", {"model.head_hidden": ()}),
+        ("ppo", "[8]", {"model.head_hidden": (8,), "model.value_hidden": None}),
+        ("ppo", "dict(pi=[8], vf=[])", {"model.head_hidden": (8,), "model.value_hidden": ()}),
+        ("dqn", "[8]", {"training.hiddens": (8,)}),
+        ("sac", "[8]", {"model.hidden": (8,), "model.head_hidden": ()}),
+    ],
+)
+def test_layers_behind_convolutions(written, algorithm, net_arch, settings):
+    layers = f'policy_kwargs: "dict(net_arch={net_arch})"' if net_arch else ""
+    entry = f"{{n_timesteps: 1e5, policy: CnnPolicy, {layers}}}"
+    experiment = load(written(f"ALE/Pong-v5: {entry}", algorithm)).experiment
+    for address, value in settings.items():
+        section, _, key = address.partition(".")
+        assert getattr(getattr(experiment, section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "says"),
+    [
+        ("dqn", "net_arch: [8, {pi: [8]}]", "DQN has no layers of this form"),
+        ("ppo", "policy: CnnPolicy, net_arch: [8, {pi: [8]}]", "PPO has no .* behind images"),
+    ],
+)
+def test_shared_layers_where_there_are_none(written, algorithm, settings, says):
+    with pytest.raises(ConfigError, match=f"net_arch: {says}"):
+        load(written(f"CartPole-v1: {{n_timesteps: 1e5, {settings}}}", algorithm))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +212,8 @@ def test_layers_of_two_networks(written, algorithm, net_arch, hidden, value_hidd
         ("vec_env_wrapper: a.b.C", "vec_env_wrapper: vectors of environments have no wrappers"),
         ("n_step: 5", "n_step: PPO of Stable-Baselines3 has no such key - did you mean n_steps?"),
         ("learning_rate: cos_1e-3", "learning_rate: expected a number, or a schedule such as"),
-        ("policy_kwargs: \"dict(net_arch=[8, dict(pi=[8], vf=[9])])\"", "net_arch: layers that"),
+        ("policy: MlpLstmPolicy", "policy: policy and value function would share the LSTM; write"),
+        ("policy: mine.Policy", "expected MlpPolicy, CnnPolicy or MultiInputPolicy; name your own"),
         ("policy_kwargs: \"dict(net_arch=open('x').read())\"", "Python code is not run"),
         ("policy_kwargs: dict(net_arch=[-nn])", "Python code is not run"),
         ("policy_kwargs: \"dict(activation_fn=nn.Tan)\"", "did you mean Tanh?"),

@@ -62,6 +62,9 @@ CASES = {
     "images": (PPOConfig, spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Discrete(3), {}),
     "camera": (PPOConfig, CAMERA, spaces.Discrete(3), {"conv": [[2, 4, 4]], "conv_head": 8}),
     "lstm": (PPOConfig, BOX, spaces.Box(-2.0, 2.0, (2,)), {"use_lstm": True, **MEMORY}),
+    "lstm, heads": (
+        PPOConfig, BOX, spaces.Discrete(3), {"use_lstm": True, **MEMORY, "head_hidden": [4]},
+    ),
     "gru": (PPOConfig, spaces.Discrete(5), spaces.Discrete(3), {"use_gru": True, **MEMORY}),
     "attention": (PPOConfig, BOX, spaces.MultiDiscrete([2, 3]), {**ATTENTION, **LOOKS_BACK}),
     "values": (DQNConfig, BOX, spaces.Discrete(4), {}),

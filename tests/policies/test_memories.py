@@ -59,6 +59,9 @@ PREVIOUS = {"lstm_use_prev_action": True, "lstm_use_prev_reward": True}
 MEMORIES = {
     "lstm": {**CELLS, "use_lstm": True},
     "lstm, previous step": {**CELLS, "use_lstm": True, **PREVIOUS},
+    "lstm, hidden layers of the heads": {
+        **{**CELLS, "use_lstm": True, "head_hidden": (3,), "value_hidden": (4, 2)},
+    },
     "gru": {**CELLS, "use_gru": True},
     "gru, previous step": {**CELLS, "use_gru": True, **PREVIOUS},
     "attention": ATTENTION,

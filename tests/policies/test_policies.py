@@ -41,7 +41,15 @@ def trained_weights(size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "layers", [{}, {"share_layers": True}, {"value_hidden": (9, 7, 5)}, {"value_hidden": ()}]
+    "layers",
+    [
+        {},
+        {"share_layers": True},
+        {"value_hidden": (9, 7, 5)},
+        {"value_hidden": ()},
+        {"share_layers": True, "head_hidden": (9, 7)},
+        {"head_hidden": (5,), "value_hidden": (3,)},
+    ],
 )
 @pytest.mark.parametrize(
     ("activation", "hidden", "free_log_std"),

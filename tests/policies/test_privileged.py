@@ -59,6 +59,7 @@ CASES = {
     "layers": (PPOConfig, {}, {"value_hidden": [7, 6]}),
     "discrete": (PPOConfig, {"choices": 3}, {}),
     "memory": (PPOConfig, {}, MEMORY),
+    "memory, heads": (PPOConfig, {}, {**MEMORY, "value_hidden": None, "head_hidden": [4]}),
     "attention": (PPOConfig, {}, ATTENTION),
     "images": (PPOConfig, {"camera": True}, {"conv": [[2, 4, 4]], "conv_head": 8}),
     "encoder": (PPOConfig, {}, {"use": SQUARES}),

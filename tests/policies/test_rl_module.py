@@ -107,6 +107,54 @@ def test_names_and_counts_of_a_shared_mlp_and_of_linear_networks() -> None:
         assert count(linear) == (4 * 3 + 3) + (4 + 1)
 
 
+@pytest.mark.parametrize(
+    ("observations", "model", "policy", "value"),
+    [
+        ("vector", {}, [8, 5, 3], [8, 5, 1]),
+        ("vector", {"value_hidden": [7]}, [8, 5, 3], [7, 1]),
+        ("vector", {"share_layers": True}, [5, 3], [5, 1]),
+        ("vector", {"share_layers": True, "value_hidden": [7, 6]}, [5, 3], [7, 6, 1]),
+        ("small_image", {}, [5, 3], [5, 1]),
+        ("small_image", {"value_hidden": []}, [5, 3], [1]),
+        ("small_image", {"share_layers": False, "value_hidden": [7]}, [5, 3], [7, 1]),
+    ],
+)
+def test_policy_and_value_function_have_hidden_layers_of_their_own(
+    observations: str, model: dict[str, Any], policy: list[int], value: list[int]
+) -> None:
+    settings = {"hidden": [8], "head_hidden": [5], "conv_head": 6, **model}
+    module: Any = build(OBSERVATION_SPACES[observations], gym.spaces.Discrete(3), **settings)
+    for branch, widths in ((module.pi, policy), (module.vf, value)):
+        assert [layer.out_features for layer in branch.children()] == widths
+
+
+@pytest.mark.parametrize(
+    ("model", "policy", "value"),
+    [
+        ({"head_hidden": [5]}, [5, 3], [5, 1]),
+        ({"head_hidden": [5], "value_hidden": [7, 6]}, [5, 3], [7, 6, 1]),
+        ({"value_hidden": [7]}, [3], [7, 1]),
+        ({}, [3], [1]),
+    ],
+)
+@pytest.mark.parametrize("memory", ["use_lstm", "use_gru", "use_attention"])
+def test_heads_on_a_memory_have_hidden_layers_of_their_own(
+    memory: str, model: dict[str, Any], policy: list[int], value: list[int]
+) -> None:
+    settings = {"hidden": [8], "lstm_cell_size": 4, memory: True, **model}
+    module: Any = build(VECTOR, gym.spaces.Discrete(3), **settings)
+    for branch, widths in ((module.heads.pi, policy), (module.heads.vf, value)):
+        layers = [part for part in branch.modules() if isinstance(part, nn.Linear)]
+        assert [layer.out_features for layer in layers] == widths
+
+
+def test_deviations_that_a_head_computes_begin_where_they_are_told() -> None:
+    settings: Any = {"use_lstm": True, "lstm_cell_size": 4, "hidden": [8], "head_hidden": [5]}
+    settings |= {"free_log_std": False, "log_std_init": -3}
+    module: Any = build(VECTOR, gym.spaces.Box(-1, 1, (2,)), **settings)
+    assert module.heads.pi.last.bias.tolist() == [0, 0, -3, -3]
+
+
 def test_nature_cnn_is_shared_by_default_and_has_the_published_size() -> None:
     atari = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     conv = (32 * 4 * 64 + 32) + (64 * 32 * 16 + 64) + (64 * 64 * 9 + 64)

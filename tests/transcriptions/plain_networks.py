@@ -107,10 +107,13 @@ class Memory:
                 row["prev_rewards"][-n:],
             ]
         y, state = self.remember(w, torch.cat(x), state)
-        inputs, value = (
-            w[f"heads.{name}.weight"] @ y + w[f"heads.{name}.bias"] for name in ("pi", "vf")
-        )
+        inputs, value = (self._head(w, f"heads.{name}", y) for name in ("pi", "vf"))
         return inputs, value[0], state
+
+    def _head(self, w: Weights, name: str, y: Tensor) -> Tensor:
+        if f"{name}.0.weight" in w:
+            return mlp(w, name, y[None], "tanh")[0]
+        return w[f"{name}.weight"] @ y + w[f"{name}.bias"]
 
 
 class LSTM(Memory):

@@ -18,6 +18,10 @@ ATTENTION = {
 NETWORKS = {
     "LSTM": ({**RECURRENT, **SEEN, "use_lstm": True}, LSTM(previous=1)),
     "GRU": ({**RECURRENT, "use_gru": True}, GRU()),
+    "LSTM before hidden layers": (
+        {**RECURRENT, "use_lstm": True, "head_hidden": [4], "value_hidden": [3, 3]},
+        LSTM(),
+    ),
     "GTrXL": (ATTENTION, GTrXL(units=2, steps=3, heads=2, previous=2)),
 }
 ALGORITHMS = {

@@ -63,7 +63,9 @@ def test_iterations_equal_the_transcription(name, actions, tmp_path):
     ("env", "model"),
     [
         ({"image": True}, {"conv": [[4, 3, 1], [3, 2, 1]], "conv_head": 5}),
+        ({"image": True}, {"conv": [[3, 3, 1]], "conv_head": 5, "head_hidden": [4]}),
         ({}, {"share_layers": True, "activation": "relu"}),
+        ({}, {"share_layers": True, "head_hidden": [4], "value_hidden": [3, 3]}),
         ({}, {"use": "own_networks:SineEncoder", "width": 5}),
         ({}, {"use": "own_networks:OwnModule"}),
         ({"actions": "categories"}, {}),
@@ -74,7 +76,9 @@ def test_iterations_equal_the_transcription(name, actions, tmp_path):
     ],
     ids=[
         "CNN",
+        "CNN before hidden layers",
         "shared layers",
+        "shared layers before others",
         "own encoder",
         "own module",
         "categories",
