@@ -53,6 +53,8 @@ def _reasons(
     model, reasons = settings.model, dict[str, str]()
     if model.use is not None or settings.use is not None or config.algorithm not in ALGORITHMS:
         return reasons  # code of the user's own may read all settings
+    if config.algorithm == "DQN":
+        reasons["init"] = "action values begin with torch's own initial weights"
     space = space_without_mask(observation_space)
     is_box = isinstance(space, gym.spaces.Box)
     if not has_image(space) and not (is_box and model.conv is not None):

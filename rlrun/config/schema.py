@@ -183,7 +183,7 @@ class ModelConfig(CodeSection):
     activation: Literal["tanh", "relu", "elu", "silu", "gelu", "linear"] = "tanh"
     """Activation function of the hidden layers; "linear" applies none."""
     init: Literal["orthogonal", "uniform"] = "orthogonal"
-    """Initial weights of an actor-critic's layers; "uniform" is torch's own, biases included."""
+    """Initial weights of layers; "uniform" is torch's own, with biases, which DQN always has."""
     share_layers: bool | None = None
     """Let policy and value function share the encoder; null shares all but hidden layers alone."""
     conv: tuple[tuple[Count, Count, Count], ...] | None = None

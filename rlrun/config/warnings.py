@@ -149,7 +149,7 @@ def _without_effect(experiment: ExperimentConfig) -> Iterator[Finding]:
             )
             yield Finding(("env_runners", key), message)
     if not getattr(algorithm, "samples_distribution", True):
-        for key in changed_settings(experiment.model, ("share_layers", "free_log_std", "init")):
+        for key in changed_settings(experiment.model, ("share_layers", "free_log_std")):
             message = f"has no effect on the networks of {experiment.algorithm}"
             yield Finding(("model", key), message)
 

@@ -371,6 +371,7 @@ def _sac(old: _ZooSettings) -> None:
     old.off_policy()
     if old.problems:
         return
+    old.derive("model.init", "uniform", SB3, "torch's own initial weights")
     if old.value("use_sde") and old.value("use_sde_at_warmup"):
         old.derive("exploration.random_steps", 0, "use_sde_at_warmup")
     old.state_noise("train_freq")

@@ -297,7 +297,8 @@ def sac_network(num_features: int, num_outputs: int, model: ModelConfig) -> Netw
     """SAC's policy."""
     noise = StateNoise(model.log_std_init, moves_features=True) if model.use_sde else None
     sizes = (num_features, *model.hidden, num_outputs if noise is None else num_outputs // 2)
-    return Network({"pi": Layers(sizes, model.activation, POLICY_GAIN, state_noise=noise)})
+    policy = Layers(sizes, model.activation, policy_gain(model), model.init, state_noise=noise)
+    return Network({"pi": policy})
 
 
 IMAGE_MIN_PIXELS = 5

@@ -109,10 +109,15 @@ def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
 
 
 def init_uniform(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Weights and biases uniform within plus or minus ``gain / sqrt(fan_in)``."""
-    bound = gain / sqrt(layer.weight[0].numel())
+    """Weights and biases as `draw_uniform` has them."""
     assert layer.bias is not None
-    for parameter in (layer.weight, layer.bias):
+    draw_uniform((layer.weight, layer.bias), layer.weight[0].numel(), gain)
+
+
+def draw_uniform(parameters: Sequence[Tensor], num_inputs: int, gain: float) -> None:
+    """Draw a layer's parameters uniformly within plus or minus ``gain / sqrt(num_inputs)``."""
+    bound = gain / sqrt(num_inputs)
+    for parameter in parameters:
         nn.init.uniform_(parameter, -bound, bound)
 
 
@@ -355,11 +360,14 @@ class TwinMLP(nn.Module):
         self._looked_up: LayerArrays | None = None
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for sizes, gain in zip(pairwise(layers.sizes), layers.gains, strict=True):
-            weight = torch.empty(2, *sizes)
-            for half in weight:
-                nn.init.orthogonal_(half, gain)
+            weight, bias = torch.empty(2, *sizes), torch.zeros(2, 1, sizes[1])
+            if layers.init == "uniform":
+                draw_uniform((weight, bias), sizes[0], gain)
+            else:
+                for half in weight:
+                    nn.init.orthogonal_(half, gain)
             self.weights.append(nn.Parameter(weight))
-            self.biases.append(nn.Parameter(torch.zeros(2, 1, sizes[1])))
+            self.biases.append(nn.Parameter(bias))
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
         """Weight and bias of each layer; reading them from a ParameterList costs a layer's time."""

@@ -363,7 +363,7 @@ def flattens(space: gym.Space[Any], model: ModelConfig) -> bool:
 
 
 def encoder_of(
-    space: gym.Space[Any], model: ModelConfig, init: Literal["orthogonal", "uniform"] = "orthogonal"
+    space: gym.Space[Any], model: ModelConfig, init: Literal["orthogonal", "uniform"]
 ) -> tuple[Any, int]:
     """The encoder that a `model` section describes, and its number of features.
 

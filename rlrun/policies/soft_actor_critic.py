@@ -96,7 +96,7 @@ class TwinQNetwork(RLModule):
         actions = action_layout(action_space)
         ends = (width, actions.num_inputs) if self._discrete else (width + actions.num_columns, 1)
         sizes = (ends[0], *value_hidden(model, model.hidden), ends[1])
-        self.q = TwinMLP(Layers(sizes, model.activation, VALUE_GAIN))
+        self.q = TwinMLP(Layers(sizes, model.activation, VALUE_GAIN, model.init))
 
     @property
     def has_vjp(self) -> bool:
@@ -130,4 +130,4 @@ def _encoder_before(space: gym.Space[Any], model: ModelConfig) -> tuple[nn.Modul
         raise misfit("model.use", f"{message} it be a torch.nn.Module that encodes observations")
     if flattens(space, model):
         return None, gym.spaces.flatdim(box_of(space))
-    return encoder_of(space, model)
+    return encoder_of(space, model, model.init)

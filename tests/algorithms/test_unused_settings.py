@@ -38,6 +38,8 @@ def found(caplog):
         ("PPO", "Pendulum-v1", {"model": {"log_std_init": -1.0, "free_log_std": False}}, []),
         ("PPO", "CartPole-v1", {"model": {"free_log_std": False}}, ["model.free_log_std"]),
         ("DQN", "CartPole-v1", {"model": {"use_sde": True}}, ["model.use_sde"]),
+        ("DQN", "CartPole-v1", {"model": {"init": "uniform"}}, ["model.init"]),
+        ("SAC", "Pendulum-v1", {"model": {"init": "uniform"}}, []),
         ("PPO", "CartPole-v1", {"model": {"conv_head": 8}}, ["model.conv_head"]),
         ("DQN", "CartPole-v1", {"model": {"conv_dtype": "bfloat16"}}, ["model.conv_dtype"]),
         ("PPO", PICTURES, {"model": {"conv_head": 8, "hidden": [8]}}, ["model.hidden"]),

@@ -199,7 +199,7 @@ def test_what_a_policy_has_for_itself_without_effect_is_warned_of(write, own, ke
         ("algorithm: PPO\nenv: CartPole-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8], activation: relu, use_gru: true, privileged: [x]}", []),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {use: 'torch.nn:Linear', out_features: 3, hidden: [8], conv_head: 8}", ["model.conv_head"]),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, log_std_init: -1}", ["model.share_layers"]),
-        ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {init: uniform, sde_sample_freq: 4}", ["model.sde_sample_freq", "model.init"]),
+        ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {share_layers: true, sde_sample_freq: 4}", ["model.sde_sample_freq", "model.share_layers"]),
         ("algorithm: SAC\nenv: Pendulum-v1\nmodel: {use_sde: true, sde_sample_freq: 4}", []),
         ("algorithm: A2C\nenv: Pendulum-v1\ntraining: {rmsprop_start: 0}", ["training.rmsprop_start"]),
         ("algorithm: DQN\nenv: CartPole-v1\nreplay: {alpha: 0.5}\ntraining: {v_min: 20}", ["training.v_min", "replay.alpha"]),

@@ -79,6 +79,7 @@ MEANINGS = {
     },
     ("SAC", "Pendulum-v1"): {
         "training.training_intensity": 256.0,
+        "model.init": "uniform",
         "training.initial_alpha": 1.0,
         "training.num_steps_sampled_before_learning_starts": 100,
     },

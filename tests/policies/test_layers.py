@@ -79,6 +79,19 @@ def test_twins_start_apart_and_without_biases():
         assert not bias.any()
 
 
+def test_uniform_twins_start_as_two_of_torchs_linear_layers():
+    """Within 1 / sqrt(inputs)."""
+    torch.manual_seed(0)
+    module = TwinMLP(Layers((4, 64, 1), "relu", 1.0, "uniform"))
+    for weight, bias in zip(module.weights, module.biases, strict=True):
+        bound = weight.shape[1] ** -0.5
+        for half in (*weight, *bias):
+            assert half.abs().max() <= bound
+            assert half.numel() < 30 or half.abs().max() > 0.8 * bound
+        assert not torch.equal(*weight)
+        assert not torch.equal(*bias)
+
+
 def autograd_and_closed_form(module, x):
     """Outputs and gradients of a module, by both."""
     grads = [parameter.grad for parameter in module.parameters()]

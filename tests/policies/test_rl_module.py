@@ -26,6 +26,7 @@ from rlrun.policies.rl_module import (
     actor_critic_outputs,
     flattens,
 )
+from rlrun.policies.soft_actor_critic import SACPolicyNetwork, TwinQNetwork
 
 VECTOR = gym.spaces.Box(-1, 1, (4,))
 ACTION_SPACES: dict[str, gym.Space] = {
@@ -310,6 +311,19 @@ def test_uniform_initialisation_is_torchs_own(observations: str, model: dict[str
         for values in (layer.weight, layer.bias):
             assert values.abs().max() <= bound
             assert values.numel() < 30 or values.abs().max() > 0.8 * bound
+
+
+@pytest.mark.parametrize("network", [SACPolicyNetwork, TwinQNetwork])
+@pytest.mark.parametrize("observations", ["vector", "image"])
+def test_uniform_initialisation_of_policy_and_critics(network: Any, observations: str) -> None:
+    settings = ModelConfig(init="uniform", hidden=(64, 64), conv_head=32)
+    module = network(OBSERVATION_SPACES[observations], ACTION_SPACES["box"], settings)
+    weights = {name: x for name, x in module.named_parameters() if "weight" in name}
+    assert len(weights) == (7 if observations == "image" else 3)
+    for name, weight in weights.items():
+        twins = network is TwinQNetwork and name.startswith("q.")
+        bound = (weight.shape[1] if twins else weight[0].numel()) ** -0.5
+        assert 0.8 * bound < weight.abs().max() <= bound
 
 
 @pytest.mark.parametrize("actions", ["box", "dict"])
