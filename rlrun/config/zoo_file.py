@@ -208,10 +208,10 @@ class _ZooSettings(OldSettings):
             own = own.get("pi", [])
             if values != own:
                 self.derive("model.value_hidden", values, "net_arch")
-        if after_images and node.origin == _DEFAULT:
+        if after_images and node.origin == _DEFAULT and self.kind != "SAC":
             own = []
         if shared and (after_images or self.kind not in ("PPO", "A2C")):
-            message = f"{self.kind} has no layers of this form{' behind images' * after_images}"
+            message = "only PPO and A2C share layers before their own, and not after convolutions"
             self.refuse(node, "net_arch", message)
         if not shared and not after_images:
             self.derive("model.hidden", own, "net_arch")
@@ -220,7 +220,7 @@ class _ZooSettings(OldSettings):
         if shared:
             self.derive("model.share_layers", True, "net_arch")
         if own:
-            self.derive(_AFTER_SHARED[self.kind], own, "net_arch")
+            self.derive(_AFTER_OTHERS[self.kind], own, "net_arch")
 
     def _schedule(self, name: str, address: str) -> None:
         value = self.value(name)
@@ -311,11 +311,11 @@ class _ZooSettings(OldSettings):
 
 
 _ITERATION = 1000
-_AFTER_SHARED = {
+_AFTER_OTHERS = {
     **dict.fromkeys(("PPO", "A2C"), "model.head_hidden"),
     **{"DQN": "training.hiddens", "SAC": "model.hidden"},
 }
-"""Algorithm -> setting of the layers after convolutions, or shared ones."""
+"""Algorithm -> setting of the layers after convolutions, or after shared ones."""
 _OF_STATE_NOISE = (
     *("use_sde", "sde_sample_freq", "use_expln", "full_std", "use_sde_at_warmup"),
     *("clip_mean", "log_std_init"),
