@@ -218,6 +218,16 @@ def test_a_policy_that_is_not_there_is_named(built, tmp_path, saved):
         load_transitions(algorithm, file_of(tmp_path, **saved), policy_id="red")
 
 
+def test_binary_observations_are_0_or_1(built, tmp_path):
+    algorithm = built(drawn("whole"))
+    obs, reward = np.array([[0, 1, 2]]), np.ones(1)
+    columns = {"obs": obs, "next_obs": obs, "action": np.zeros((1, 2), int), "reward": reward}
+    ends = {"terminated": np.ones(1, bool), "truncated": np.zeros(1, bool)}
+    path = file_of(tmp_path, **columns, **ends, episode=np.zeros(1, int))
+    with pytest.raises(InputError, match="obs: values from 0 to 2 do not fit MultiBinary"):
+        load_transitions(algorithm, path)
+
+
 def test_infinite_observations_are_kept_and_actions_beyond_the_bounds_refused(
     built, tmp_path, saved
 ):

@@ -265,6 +265,24 @@ def test_nested_observations_leave_the_connectors_as_rows():
     assert set(pipeline.get_state()) == {"connectors", "history"}
 
 
+@pytest.mark.parametrize(
+    ("update", "learns"),
+    [(True, True), (False, False), (np.array([True, False]), True), (np.zeros(2, bool), False)],
+)
+def test_connectors_learn_where_any_of_the_rows_is_to_be_learned_from(update, learns):
+    class Learns(Connector):
+        def __call__(self, observations, history):
+            seen.append(history.update)
+            return observations
+
+    seen, space = [], gym.spaces.Box(-9, 9, (2,))
+    environment = ConnectedEnv(space, gym.spaces.Discrete(2), 2)
+    connectors = [NamedConnector("learns", Learns())]
+    pipeline = EnvToModule(connectors, environment, SlotHistory(2, 0, space), None)
+    pipeline(np.zeros((2, 2), np.float32), update=update)
+    assert seen == [learns]
+
+
 def test_observations_that_do_not_fit_in_arrays_are_refused_before_there_are_any():
     with pytest.raises(UnsupportedSpaceError, match="Text"):
         nested_pipeline(lambda space: Announces(gym.spaces.Text(3)))
