@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun import DQNConfig, PPOConfig, SACConfig, ViewRequirement, export
+from rlrun import DQNConfig, LearningPolicy, PPOConfig, SACConfig, ViewRequirement, export
 from rlrun.algorithms.exported_policy import FORMATS
 from rlrun.config.problems import InputError
 from rlrun.envs.env import register_env
@@ -190,6 +190,25 @@ def test_a_policy_that_is_not_there_or_is_python_code_is_refused(several, option
 def test_one_of_several_policies_is_written(several, tmp_path):
     (written,) = export(several, torchscript=tmp_path / "policy.pt", policy_id="learned")
     assert (written.policy_id, written.path.is_file()) == ("learned", True)
+
+
+class Own(LearningPolicy):
+    """Learns by itself, and acts with a module."""
+
+    def loss(self, module, rows):
+        raise NotImplementedError
+
+
+def test_the_module_of_a_policy_that_learns_by_itself_is_written(tmp_path):
+    policies = {"own": {"use": f"{__name__}:Own", "config": {"hidden": [4]}}}
+    config = (
+        PPOConfig()
+        .environment("rlrun.envs.multi_agent_examples:RockPaperScissors")
+        .multi_agent(policies=policies, agents={"player_0": "own", "player_1": "own"})
+    )
+    path = checkpoint(config, tmp_path / "checkpoint", learn=False)
+    (written,) = export(path, torchscript=tmp_path / "policy.pt")
+    assert written.difference <= 1e-6
 
 
 def test_a_network_that_depends_on_the_numbers_in_its_batch_is_refused(tmp_path):
