@@ -88,7 +88,7 @@ CASES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_restored_runner_goes_on_to_the_bit(case, mode):
+def test_a_restored_runner_goes_on_to_the_bit(case, mode, monkeypatch):
     straight, resumed = (CASES[case](batch_mode=mode) for _ in range(2))
     rng = np.random.default_rng(0)
     weights = straight.get_weights()
@@ -101,9 +101,26 @@ def test_a_restored_runner_goes_on_to_the_bit(case, mode):
         sample(straight, fragment, length)
     document, arrays = encode(straight.get_state())
     resumed.set_weights(weights)
-    resumed.set_state(decode(json.loads(json.dumps(document)), arrays))
-    for fragment, length in ((3, 7), (4, 11)):
-        one, other = (sample(runner, fragment, length) for runner in (straight, resumed))
+    state = decode(json.loads(json.dumps(document)), arrays)
+    resumed.set_state(state)
+    expected = [sample(straight, *fragment) for fragment in ((3, 7), (4, 11))]
+    assert_equal_replies([sample(resumed, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+    straight.set_state(state)  # a step back, in the middle of other episodes
+    assert_equal_replies([sample(straight, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+    monkeypatch.setattr(straight, "_build", fail)  # as where an environment raises
+    with pytest.raises(ZeroDivisionError):
+        sample(straight, 5, 8)
+    monkeypatch.undo()
+    straight.set_state(state)
+    assert_equal_replies([sample(straight, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+
+
+def fail(*_):
+    raise ZeroDivisionError
+
+
+def assert_equal_replies(replies, expected):
+    for one, other in zip(replies, expected, strict=True):
         assert one.episodes == other.episodes
         assert repr(one.connector_deltas) == repr(other.connector_deltas)
         batches = [reply.batch.as_multi_agent().policy_batches for reply in (one, other)]
