@@ -75,8 +75,9 @@ def _least_weights(model: ModelConfig, num_atoms: int) -> Iterator[tuple[str, in
     """The least number of weights that each setting of a default network implies."""
     if model.use is not None:
         return
-    hidden = {"hidden": model.hidden, "head_hidden": model.head_hidden}
-    for key, widths in {**hidden, "value_hidden": model.value_hidden or ()}.items():
+    layers = {"hidden": model.hidden, "head_hidden": model.head_hidden}
+    layers["value_hidden"] = model.value_hidden or ()
+    for key, widths in layers.items():
         yield f"model.{key}", sum(below * above for below, above in pairwise((1, *widths)))
     last = (1, *model.hidden)[-1]
     yield "training.num_atoms", last * num_atoms

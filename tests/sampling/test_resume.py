@@ -103,16 +103,20 @@ def test_a_restored_runner_goes_on_to_the_bit(case, mode, monkeypatch):
     resumed.set_weights(weights)
     state = decode(json.loads(json.dumps(document)), arrays)
     resumed.set_state(state)
-    expected = [sample(straight, *fragment) for fragment in ((3, 7), (4, 11))]
-    assert_equal_replies([sample(resumed, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+    expected = two_more(straight)
+    assert_equal_replies(two_more(resumed), expected)
     straight.set_state(state)  # a step back, in the middle of other episodes
-    assert_equal_replies([sample(straight, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+    assert_equal_replies(two_more(straight), expected)
     monkeypatch.setattr(straight, "_build", fail)  # as where an environment raises
     with pytest.raises(ZeroDivisionError):
         sample(straight, 5, 8)
     monkeypatch.undo()
     straight.set_state(state)
-    assert_equal_replies([sample(straight, *fragment) for fragment in ((3, 7), (4, 11))], expected)
+    assert_equal_replies(two_more(straight), expected)
+
+
+def two_more(runner):
+    return [sample(runner, fragment, length) for fragment, length in ((3, 7), (4, 11))]
 
 
 def fail(*_):
